@@ -1,0 +1,322 @@
+from kvstore.v1 import events_pb2 as _events_pb2
+from kvstore.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ControlOpenNamespaceRequest(_message.Message):
+    __slots__ = ("canonical", "root", "strict")
+    CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    canonical: bytes
+    root: bytes
+    strict: bool
+    def __init__(self, canonical: _Optional[bytes] = ..., root: _Optional[bytes] = ..., strict: bool = ...) -> None: ...
+
+class NamespaceInfo(_message.Message):
+    __slots__ = ("root", "canonical", "blocks", "bytes", "created", "differs", "parts", "idle_seconds")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    DIFFERS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    canonical: bytes
+    blocks: int
+    bytes: int
+    created: bool
+    differs: _containers.RepeatedScalarFieldContainer[str]
+    parts: int
+    idle_seconds: float
+    def __init__(self, root: _Optional[bytes] = ..., canonical: _Optional[bytes] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., created: bool = ..., differs: _Optional[_Iterable[str]] = ..., parts: _Optional[int] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+
+class ListNamespacesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListNamespacesReply(_message.Message):
+    __slots__ = ("namespaces",)
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceInfo]
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceInfo, _Mapping]]] = ...) -> None: ...
+
+class DropNamespaceRequest(_message.Message):
+    __slots__ = ("root",)
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    def __init__(self, root: _Optional[bytes] = ...) -> None: ...
+
+class DropNamespaceReply(_message.Message):
+    __slots__ = ("blocks", "leased")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    leased: int
+    def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ...) -> None: ...
+
+class ControlMatchRequest(_message.Message):
+    __slots__ = ("root", "keys", "parts", "request_id")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    keys: bytes
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    request_id: int
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ...) -> None: ...
+
+class ControlMatchReply(_message.Message):
+    __slots__ = ("blocks", "miss")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MISS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    miss: _types_pb2.MissReason
+    def __init__(self, blocks: _Optional[int] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ...) -> None: ...
+
+class ControlPutRequest(_message.Message):
+    __slots__ = ("root", "chain", "parts", "request_id", "importance", "ack", "data")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    IMPORTANCE_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    chain: _types_pb2.ChainSlice
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    request_id: int
+    importance: bytes
+    ack: _types_pb2.AckLevel
+    data: bytes
+    def __init__(self, root: _Optional[bytes] = ..., chain: _Optional[_Union[_types_pb2.ChainSlice, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., importance: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ControlPutReply(_message.Message):
+    __slots__ = ("stored", "outcomes")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    stored: int
+    outcomes: bytes
+    def __init__(self, stored: _Optional[int] = ..., outcomes: _Optional[bytes] = ...) -> None: ...
+
+class ControlGetRequest(_message.Message):
+    __slots__ = ("root", "keys", "first_block", "parts", "request_id")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    keys: bytes
+    first_block: int
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    request_id: int
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ...) -> None: ...
+
+class ControlGetReply(_message.Message):
+    __slots__ = ("blocks", "miss", "data", "checksums")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MISS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    miss: _types_pb2.MissReason
+    data: bytes
+    checksums: bytes
+    def __init__(self, blocks: _Optional[int] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ..., data: _Optional[bytes] = ..., checksums: _Optional[bytes] = ...) -> None: ...
+
+class ControlEvictRequest(_message.Message):
+    __slots__ = ("root", "keys")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    keys: bytes
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
+class ControlEvictReply(_message.Message):
+    __slots__ = ("evicted", "leased", "absent")
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    evicted: int
+    leased: int
+    absent: int
+    def __init__(self, evicted: _Optional[int] = ..., leased: _Optional[int] = ..., absent: _Optional[int] = ...) -> None: ...
+
+class StatRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TierStat(_message.Message):
+    __slots__ = ("tier", "capacity_bytes", "used_bytes", "ready_bytes", "segments", "segments_ready")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_READY_FIELD_NUMBER: _ClassVar[int]
+    tier: _types_pb2.TierKind
+    capacity_bytes: int
+    used_bytes: int
+    ready_bytes: int
+    segments: int
+    segments_ready: int
+    def __init__(self, tier: _Optional[_Union[_types_pb2.TierKind, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_ready: _Optional[int] = ...) -> None: ...
+
+class StatReply(_message.Message):
+    __slots__ = ("node_id", "boot_id", "version", "uptime_seconds", "tiers", "blocks", "writing", "leased_blocks", "leases", "sessions", "orphan_sessions", "counters", "namespaces", "index_bytes", "data_address", "socket")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WRITING_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    ORPHAN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    node_id: bytes
+    boot_id: bytes
+    version: str
+    uptime_seconds: float
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
+    blocks: int
+    writing: int
+    leased_blocks: int
+    leases: int
+    sessions: int
+    orphan_sessions: int
+    counters: _containers.ScalarMap[str, int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceInfo]
+    index_bytes: int
+    data_address: str
+    socket: str
+    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., writing: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., orphan_sessions: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInfo, _Mapping]]] = ..., index_bytes: _Optional[int] = ..., data_address: _Optional[str] = ..., socket: _Optional[str] = ...) -> None: ...
+
+class PrefetchRequest(_message.Message):
+    __slots__ = ("root", "keys", "tier", "deadline_ms")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    keys: bytes
+    tier: _types_pb2.TierKind
+    deadline_ms: int
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., tier: _Optional[_Union[_types_pb2.TierKind, str]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class PrefetchReply(_message.Message):
+    __slots__ = ("started", "present", "absent")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    started: int
+    present: int
+    absent: int
+    def __init__(self, started: _Optional[int] = ..., present: _Optional[int] = ..., absent: _Optional[int] = ...) -> None: ...
+
+class ReplicateRequest(_message.Message):
+    __slots__ = ("root", "keys", "to", "copies")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    keys: bytes
+    to: _containers.RepeatedScalarFieldContainer[str]
+    copies: int
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., to: _Optional[_Iterable[str]] = ..., copies: _Optional[int] = ...) -> None: ...
+
+class ReplicateReply(_message.Message):
+    __slots__ = ("started",)
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    started: int
+    def __init__(self, started: _Optional[int] = ...) -> None: ...
+
+class MigrateRequest(_message.Message):
+    __slots__ = ("root", "keys", "to")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    keys: bytes
+    to: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., to: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MigrateReply(_message.Message):
+    __slots__ = ("moved",)
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    moved: int
+    def __init__(self, moved: _Optional[int] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("root", "keys", "hard", "ttl_seconds")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    HARD_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    keys: bytes
+    hard: bool
+    ttl_seconds: float
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., hard: bool = ..., ttl_seconds: _Optional[float] = ...) -> None: ...
+
+class PinReply(_message.Message):
+    __slots__ = ("pinned",)
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    pinned: int
+    def __init__(self, pinned: _Optional[int] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("root", "keys")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    keys: bytes
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
+class UnpinReply(_message.Message):
+    __slots__ = ("unpinned",)
+    UNPINNED_FIELD_NUMBER: _ClassVar[int]
+    unpinned: int
+    def __init__(self, unpinned: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("deadline_seconds",)
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    deadline_seconds: float
+    def __init__(self, deadline_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainProgress(_message.Message):
+    __slots__ = ("blocks_done", "blocks_total", "bytes_done", "finished")
+    BLOCKS_DONE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    blocks_done: int
+    blocks_total: int
+    bytes_done: int
+    finished: bool
+    def __init__(self, blocks_done: _Optional[int] = ..., blocks_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., finished: bool = ...) -> None: ...
