@@ -38,7 +38,13 @@ class Chunking:
         if offset == 0 and length == 0:
             return range(self.count)
         end = offset + length
-        if offset < 0 or length <= 0 or end > self.length or offset % self.chunk or (end % self.chunk and end != self.length):
+        if (
+            offset < 0
+            or length <= 0
+            or end > self.length
+            or offset % self.chunk
+            or (end % self.chunk and end != self.length)
+        ):
             raise MisalignedRange(
                 f"range {offset}+{length} of a part of {self.length} bytes does not start and end on its "
                 f"{self.chunk}-byte chunks",

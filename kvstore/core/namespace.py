@@ -143,7 +143,9 @@ def differing_fields(a: NamespaceSpec, b: NamespaceSpec) -> list[str]:
 
 def _check_part(part: PartSpec) -> None:
     if part.kind not in ("prefix", "window", "state"):
-        raise InvalidArgument(f"part {part.name!r}: kind must be prefix, window or state, not {part.kind!r}", field="parts")
+        raise InvalidArgument(
+            f"part {part.name!r}: kind must be prefix, window or state, not {part.kind!r}", field="parts"
+        )
     if part.bytes <= 0:
         raise InvalidArgument(f"part {part.name!r}: bytes must be positive, not {part.bytes}", field="parts")
     if part.layers is not None and (part.layers < 1 or part.bytes % part.layers):

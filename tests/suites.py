@@ -1,0 +1,122 @@
+"""Runs the suites one after another and closes with one line of counts.
+
+    python -m tests.suites [--strict] [SUITE...] [PYTEST OPTION...]
+
+Each suite is a process of its own, so that one that leaves threads, mappings or a crash behind cannot touch the
+next. With ``--strict`` (CI) a suite that skips a test, or executes none, fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORTS = ROOT / "build" / "test-reports"
+SUITES = ("lint", "unit", "contract", "integration", "torture", "packaging")
+BIN = Path(sys.executable).parent
+LINT = {
+    "format": [str(BIN / "ruff"), "format", "--check", "."],
+    "lint": [str(BIN / "ruff"), "check", "."],
+    "types": [sys.executable, "-m", "mypy"],
+    "import arrows": [str(BIN / "lint-imports"), "--no-cache"],
+    "generated code": ["sh", "proto/generate.sh", "--check", "kvstore/v1", sys.executable],
+}
+
+
+@dataclass
+class Outcome:
+    """What one suite did. ``problems`` are for people; any of them fails the suite."""
+
+    suite: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+def run_lint() -> Outcome:
+    outcome = Outcome("lint")
+    for name, command in LINT.items():
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        print(f"lint: {name}: {'ok' if done.returncode == 0 else 'FAILED'}", flush=True)
+        outcome.passed += done.returncode == 0
+        if done.returncode:
+            print(done.stdout + done.stderr, flush=True)
+            outcome.failed += 1
+            outcome.problems.append(f"{name}: {' '.join(command)}")
+    return outcome
+
+
+def run_pytest(suite: str, arguments: list[str]) -> Outcome:
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    report = REPORTS / f"{suite}.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", f"tests/{suite}", f"--junitxml={report}", "--durations=5", *arguments]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return read_report(suite, report, code)
+
+
+def read_report(suite: str, report: Path, code: int) -> Outcome:
+    """Counts from pytest's own report; a run that died before writing it has failed."""
+    outcome = Outcome(suite)
+    if not report.exists():
+        outcome.failed, outcome.problems = 1, [f"pytest exited {code} without a report"]
+        return outcome
+    for run in ElementTree.parse(report).iter("testsuite"):
+        counts = {name: int(run.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+        outcome.failed += counts["failures"] + counts["errors"]
+        outcome.skipped += counts["skipped"]
+        outcome.passed += counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"]
+    if code not in (0, 5):
+        outcome.problems.append(f"pytest exited {code}")
+        outcome.failed = outcome.failed or 1
+    return outcome
+
+
+def run(suite: str, arguments: list[str], strict: bool) -> Outcome:
+    print(f"\n===== {suite} =====", flush=True)
+    began = time.monotonic()
+    outcome = run_lint() if suite == "lint" else run_pytest(suite, arguments)
+    outcome.seconds = time.monotonic() - began
+    if outcome.passed + outcome.failed == 0:
+        outcome.problems.append("executed no test")
+    if strict and outcome.skipped:
+        outcome.problems.append(f"skipped {outcome.skipped}")
+    return outcome
+
+
+def summarise(outcomes: list[Outcome]) -> int:
+    """Prints the closing lines; the exit status."""
+    print("\n===== summary =====")
+    for one in outcomes:
+        state = "FAILED: " + "; ".join(one.problems) if one.problems or one.failed else "ok"
+        counts = f"{one.passed} passed, {one.failed} failed, {one.skipped} skipped"
+        print(f"{one.suite:12} {counts:40} {one.seconds:7.1f} s  {state}")
+    bad = [one for one in outcomes if one.problems or one.failed]
+    passed, skipped = sum(one.passed for one in outcomes), sum(one.skipped for one in outcomes)
+    failed = sum(max(one.failed, 1) if one in bad else 0 for one in outcomes)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if bad else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; none: all")
+    parser.add_argument("--strict", action="store_true", help="a skipped test fails")
+    options, arguments = parser.parse_known_args()
+    unknown = [suite for suite in options.suites if suite not in SUITES]
+    if unknown:
+        parser.error(f"no suite {unknown[0]!r}; there are {', '.join(SUITES)}")
+    wanted = options.suites or list(SUITES)
+    return summarise([run(suite, arguments, options.strict) for suite in wanted])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
