@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +80,11 @@ class Keys(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self.raw) // KEY_BYTES
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Keys: ...
+    def __getitem__(self, index: int | slice) -> bytes | Keys:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:

@@ -16,6 +16,7 @@ from kvstore.core.errors import InvalidArgument
 
 FORMAT = 1  # of the canonical form and of the payload; part of every root
 MAX_PARTS = 64  # the index keeps the parts of a block in one 64-bit mask
+MAX_PART_BYTES = 1 << 40
 MAX_CANONICAL_BYTES = 16_000
 PartKind = Literal["prefix", "window", "state"]
 _PERSON = b"kvstore.ns.v1"
@@ -59,8 +60,15 @@ class NamespaceSpec:
     def __post_init__(self) -> None:
         if not self.parts:
             object.__setattr__(self, "parts", (PartSpec("0", self.block_bytes),))
-        object.__setattr__(self, "block_bytes", sum(part.bytes for part in self.parts))
+        object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "extra", {str(k): str(v) for k, v in self.extra.items()})
+        _check_types(self)
+        given, total = self.block_bytes, sum(part.bytes for part in self.parts)
+        if given not in (0, total):
+            raise InvalidArgument(
+                f"block_bytes is {given}, but the parts have {total} bytes; give only one", field="block_bytes"
+            )
+        object.__setattr__(self, "block_bytes", total)
         self._check()
 
     def _check(self) -> None:
@@ -101,7 +109,11 @@ class NamespaceSpec:
             ],
             "extra": dict(self.extra),
         }
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"a namespace field is not valid Unicode: {error}", field="canonical") from None
 
     @property
     def root(self) -> bytes:
@@ -116,6 +128,10 @@ def root_of(canonical: bytes) -> bytes:
 
 def parse_canonical(canonical: bytes) -> NamespaceSpec:
     """The spec of a canonical form. Raises InvalidArgument unless it is exactly canonical."""
+    if len(canonical) > MAX_CANONICAL_BYTES:
+        raise InvalidArgument(
+            f"a canonical form of {len(canonical)} bytes, at most {MAX_CANONICAL_BYTES} are kept", field="canonical"
+        )
     try:
         value: dict[str, Any] = json.loads(canonical)
         if value.pop("format") != FORMAT:
@@ -124,7 +140,7 @@ def parse_canonical(canonical: bytes) -> NamespaceSpec:
         spec = NamespaceSpec(parts=parts, **value)
     except InvalidArgument:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidArgument(f"not the canonical form of a namespace: {error}", field="canonical") from None
     if spec.canonical() != canonical:
         raise InvalidArgument("not the canonical form of a namespace: key order or spelling differs", field="canonical")
@@ -141,13 +157,34 @@ def differing_fields(a: NamespaceSpec, b: NamespaceSpec) -> list[str]:
     return found
 
 
+def _check_types(spec: NamespaceSpec) -> None:
+    """A canonical form comes from the network: a float or a bool where a number belongs must not get further."""
+    texts = ("model", "weights_generation", "kv_dtype", "layout", "tenant", "hash_scheme")
+    _must_be(str, {name: getattr(spec, name) for name in texts})
+    _must_be(int, {"block_tokens": spec.block_tokens, "block_bytes": spec.block_bytes})
+    for part in spec.parts:
+        _must_be(PartSpec, {"parts": part})
+        _must_be(str, {"parts": part.name}, {"parts": part.group}, {"parts": part.kind})
+        _must_be(int, {"parts": part.bytes}, {"parts": 1 if part.layers is None else part.layers})
+
+
+def _must_be(kind: type, *values: Mapping[str, object]) -> None:
+    for name, value in (item for group in values for item in group.items()):
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InvalidArgument(
+                f"namespace field {name!r} takes {kind.__name__}, not {type(value).__name__}", field=name
+            )
+
+
 def _check_part(part: PartSpec) -> None:
     if part.kind not in ("prefix", "window", "state"):
         raise InvalidArgument(
             f"part {part.name!r}: kind must be prefix, window or state, not {part.kind!r}", field="parts"
         )
-    if part.bytes <= 0:
-        raise InvalidArgument(f"part {part.name!r}: bytes must be positive, not {part.bytes}", field="parts")
+    if not 0 < part.bytes <= MAX_PART_BYTES:
+        raise InvalidArgument(
+            f"part {part.name!r}: bytes must be 1 to {MAX_PART_BYTES}, not {part.bytes}", field="parts"
+        )
     if part.layers is not None and (part.layers < 1 or part.bytes % part.layers):
         raise InvalidArgument(
             f"part {part.name!r}: {part.bytes} bytes cannot be cut into {part.layers} equal layers", field="parts"
