@@ -104,10 +104,11 @@ class Tier(ABC):
         """Bytes that slots can take at most."""
 
     @abstractmethod
-    def allocate(self, slot_bytes: int, count: int) -> Slots:
-        """Up to ``count`` slots of at least ``slot_bytes`` bytes; fewer when there is no room. Raises
-        InvalidArgument when a slot of that size can never exist here. A slot's generation is higher than at
-        each time it was given out before, and whatever was recorded about it is forgotten."""
+    def allocate(self, slot_bytes: int, chunks: int, count: int) -> Slots:
+        """Up to ``count`` slots of at least ``slot_bytes`` bytes, each with room for ``chunks`` recorded
+        checksums; fewer when there is no room. Raises InvalidArgument when such a slot can never exist here.
+        A slot's generation is higher than at each time it was given out before, and whatever was recorded
+        about it is forgotten."""
 
     @abstractmethod
     def free(self, slots: SlotArray) -> None:
