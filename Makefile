@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python3.10; 
 	&& echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 # A change of what is installed changes the name of its stamp, so that a set-up is repeated only when it must be.
 SUM := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 RUN := $(VENV)/.installed-run-$(SUM)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Generates the Python code of the wire contract. The generator is pinned and has an environment of its own: its
-# output (protobuf 6.33) loads in protobuf 6 and 7, and what it needs does not meet what kvstore needs.
+# output (protobuf 6.31) loads in protobuf 6 and 7, and what it needs does not meet what kvstore needs.
 #   generate.sh [--check] DIRECTORY [PYTHON]
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,7 +13,7 @@ pin=1.75.1
 
 if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('grpcio-tools') != '$pin')" 2>/dev/null; then
     "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "grpcio-tools==$pin" 'protobuf>=6.33,<7' 'setuptools<81'
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check "grpcio-tools==$pin" 'protobuf>=6.33,<7' 'setuptools<81'
 fi
 
 work=$(mktemp -d)
