@@ -108,16 +108,35 @@ class SegmentSpace:
         """A segment is backed and may be handed out."""
         self.pool.append(segment)
 
-    def remove(self) -> int | None:
-        """Takes a pooled segment out of the space again (to give its memory back)."""
-        return self.pool.pop(0) if self.pool else None
+    def withdraw(self, spare: int) -> int | None:
+        """Takes a pooled segment (but not ``spare``) out of the space again, to give its memory back."""
+        found = next((segment for segment in self.pool if segment != spare), None)
+        if found is not None:
+            self.pool.remove(found)
+        return found
 
     def adopt(self, segment: int, kind: SlotClass, used: I64Array) -> None:
         """At recovery: ``segment`` serves ``kind`` and these of its slots are used."""
-        self._enter(segment, kind).mark(used)
-        self._usage[kind][1] += len(used)
-        if not self._dedicated[segment].top:
-            self._open[kind].remove(segment)
+        self._take_exactly(segment, self._enter(segment, kind), used)
+
+    def hold(self, slots: SlotArray) -> SlotArray:
+        """At recovery: takes those of these addresses that are free slots of dedicated segments; answers them."""
+        segments, indexes = self.locate(slots)
+        exact = np.zeros(len(slots), np.bool_)
+        for segment in np.unique(segments).tolist():
+            if (found := self._dedicated.get(segment)) is not None:
+                mine = np.flatnonzero((segments == segment) & (indexes < found.slots))
+                free = mine[~found.used[indexes[mine]] & (self.addresses(segment, indexes[mine]) == slots[mine])]
+                self._take_exactly(segment, found, indexes[free])
+                exact[free] = True
+        return slots[exact]
+
+    def _take_exactly(self, segment: int, found: _Segment, indexes: I64Array) -> None:
+        had = found.top
+        found.mark(indexes)
+        self._usage[found.kind][1] += len(indexes)
+        if had and not found.top:
+            self._open[found.kind].remove(segment)
 
     def used_slots(self, segment: int) -> SlotArray:
         """Addresses of the slots given out in a segment."""

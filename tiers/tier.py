@@ -124,7 +124,8 @@ class Tier(ABC):
 
     @abstractmethod
     def recover(self) -> Iterator[Entries]:
-        """Once, after opening: all recorded slots, in batches, already marked as given out."""
+        """Once, after opening: all recorded slots, in batches, already marked as given out. ``checksums`` of the
+        batches may be left empty where the method of that name reads them when they are wanted."""
 
     @abstractmethod
     def checksums(self, slots: SlotArray, chunks: range) -> U64Array:

@@ -1,0 +1,177 @@
+"""Slot headers and the segment table of the memory file: written and read for whole batches with numpy."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.tiers.layout import COMMITTED, FREE, HEADER, HEADER_BYTES, LIVE, SEGMENT, SEGMENT_BYTES
+from kvstore.tiers.memfile import MemoryFile
+from kvstore.tiers.segments import I64Array, SegmentSpace, SlotClass
+from kvstore.tiers.tier import GRANULE, Entries, SlotArray, U32Array, U64Array
+
+_WORDS = HEADER_BYTES // 8
+_GENERATION = np.uint64(0xFFFFFFFF)
+_BODY = np.arange(2, _WORDS)
+_STAMP_BITS = np.uint64(32)
+
+
+class SegmentTable:
+    """Which slot class each segment serves, and the generation its slots start from. CRC-guarded records."""
+
+    def __init__(self, file: MemoryFile) -> None:
+        self._rows = file.array(SEGMENT, file.layout.segment_table_at, file.layout.segments)
+
+    def read(self, segment: int) -> tuple[SlotClass, int] | None:
+        """Class and first generation, or None when the segment serves none (or its record is torn)."""
+        row = self._rows[segment : segment + 1]
+        if int(row["state"][0]) != LIVE or int(row["crc"][0]) != _row_crc(row):
+            return None
+        return SlotClass(int(row["granules"][0]), int(row["stride"][0])), int(row["generation"][0])
+
+    def write(self, segment: int, kind: SlotClass, generation: int) -> None:
+        """The segment serves ``kind`` from now on; its header area must be clear already."""
+        row = np.zeros(1, SEGMENT)
+        row["state"], row["granules"], row["stride"], row["generation"] = LIVE, kind.granules, kind.stride, generation
+        row["crc"] = _row_crc(row)
+        self._rows[segment : segment + 1] = row
+
+    def clear(self, segment: int) -> None:
+        """The segment serves no class."""
+        self._rows[segment : segment + 1] = np.zeros(1, SEGMENT)
+
+
+class HeaderTable:
+    """Headers of slots, addressed by slot. All batches are vectorised; nothing here allocates memory in the file."""
+
+    def __init__(self, file: MemoryFile, space: SegmentSpace) -> None:
+        self._file = file
+        self._space = space
+        self._words = file.words
+        segments = file.layout.segments
+        self._area = np.array([file.layout.header_area_at(at) // 8 for at in range(segments)], np.int64)
+        self._stride = np.zeros(segments, np.int64)  # words
+
+    def serve(self, segment: int, kind: SlotClass) -> None:
+        """Headers of this segment have the stride of ``kind`` from now on."""
+        self._stride[segment] = kind.stride // 8
+
+    def first_words(self, slots: SlotArray) -> I64Array:
+        """Index in the file's words of each slot's header."""
+        segment, index = self._space.locate(slots)
+        return np.asarray(self._area[segment] + index * self._stride[segment])
+
+    def renew(self, slots: SlotArray) -> U32Array:
+        """Clears the headers and raises the generations, which are returned."""
+        at, words = self.first_words(slots), self._words
+        words[at] = 0
+        generations = (words[at + 1] + np.uint64(1)) & _GENERATION
+        words[at + 1] = generations
+        return generations.astype(np.uint32)
+
+    def clear(self, slots: SlotArray) -> None:
+        """The slots hold nothing; generations stay."""
+        at, words = self.first_words(slots), self._words
+        words[at] = 0
+        words[at + 1] &= _GENERATION
+
+    def start(self, segment: int, slots: int, generation: int) -> None:
+        """Gives all headers of a segment (clear, just dedicated) their first generation."""
+        at = int(self._area[segment]) + np.arange(slots) * int(self._stride[segment])
+        self._words[at + 1] = generation
+
+    def newest_generation(self, segment: int, slots: int) -> int:
+        """Highest generation among the headers of a segment."""
+        at = int(self._area[segment]) + np.arange(slots) * int(self._stride[segment])
+        return int((self._words[at + 1] & _GENERATION).max())
+
+    def write(self, entries: Entries) -> None:
+        """Commits headers. All entries must have the same number of chunks. The CRC goes last."""
+        at, words, chunks = self.first_words(entries.slots), self._words, int(entries.chunks[0])
+        records = _records(entries)
+        body = records.view("<u8").reshape(len(at), _WORDS)
+        sums = np.ascontiguousarray(entries.checksums, "<u8").reshape(len(at), chunks)
+        records["crc"] = _crcs(body, sums, entries.slots)
+        words[at[:, None] + _BODY] = body[:, 2:]
+        words[at[:, None] + np.arange(_WORDS, _WORDS + chunks)] = sums
+        words[at + 1] = body[:, 1]
+        words[at] = body[:, 0]
+
+    def stamp(self, slots: SlotArray, stamp: int) -> None:
+        """Notes when the slots were last used. Slots freed meanwhile do no harm."""
+        at = self.first_words(slots) * 2 + 1
+        self._file.half_words[at] = stamp
+
+    def checksums(self, slots: SlotArray, chunks: range) -> U64Array:
+        """Shape (len(slots), len(chunks))."""
+        at = self.first_words(slots) + (_WORDS + chunks.start)
+        return np.asarray(self._words[at[:, None] + np.arange(len(chunks))])
+
+    def recorded(self, segment: int, kind: SlotClass) -> Entries:
+        """Committed slots of a segment whose CRC holds; the headers of all others are cleared."""
+        slots = self._file.layout.segment_bytes // (kind.granules * GRANULE)
+        start = self._file.layout.header_area_at(segment)
+        headers = self._file.array(HEADER, start, slots, kind.stride)
+        room = (kind.stride - HEADER_BYTES) // 8
+        fits = (headers["state"] == COMMITTED) & (headers["chunks"] <= room)
+        fits &= headers["length"] <= kind.granules * GRANULE
+        indexes = np.flatnonzero(fits)
+        addresses = self._space.addresses(segment, indexes)
+        sound = self._sound(start, kind.stride, indexes, headers["chunks"][indexes], addresses)
+        used = headers["state"] != FREE
+        used[indexes[sound]] = False
+        self.clear(self._space.addresses(segment, np.flatnonzero(used)))
+        return self._entries(headers[indexes[sound]], addresses[sound])
+
+    def _sound(
+        self, start: int, stride: int, indexes: I64Array, chunks: npt.NDArray[np.uint16], addresses: SlotArray
+    ) -> npt.NDArray[np.bool_]:
+        crc32, raw = zlib.crc32, memoryview(self._file.map)
+        stored = self._file.half_words[(start + indexes * stride) // 4].tolist()
+        found = []
+        for index, count, slot, crc in zip(indexes.tolist(), chunks.tolist(), addresses.tolist(), stored, strict=True):
+            at = start + index * stride
+            found.append(crc32(raw[at + 8 : at + HEADER_BYTES + 8 * count], slot) == crc)
+        raw.release()
+        return np.array(found, np.bool_)
+
+    def _entries(self, headers: npt.NDArray[np.void], slots: SlotArray) -> Entries:
+        chunks = headers["chunks"].astype(np.uint32)
+        return Entries(
+            slots=slots, generations=headers["generation"], namespaces=headers["namespace"], parts=headers["part"],
+            keys=headers["key"], parents=headers["parent"], blocks=headers["block"], lengths=headers["length"],
+            importance=headers["importance"], stamps=headers["stamp"], chunks=chunks,
+            checksums=np.empty(0, np.uint64),
+        )  # fmt: skip
+
+
+def fresh_generation() -> int:
+    """A first generation where the last one is not known: far from any in use, with high probability."""
+    return secrets.randbits(31) + 1
+
+
+def _records(entries: Entries) -> npt.NDArray[np.void]:
+    records = np.zeros(len(entries), HEADER)
+    for field, column in (
+        ("stamp", entries.stamps), ("generation", entries.generations), ("namespace", entries.namespaces),
+        ("part", entries.parts), ("key", entries.keys), ("parent", entries.parents), ("length", entries.lengths),
+        ("block", entries.blocks), ("importance", entries.importance), ("chunks", entries.chunks),
+    ):  # fmt: skip
+        records[field] = column
+    records["state"] = COMMITTED
+    return records
+
+
+def _crcs(body: U64Array, sums: U64Array, slots: SlotArray) -> list[int]:
+    """CRC of each header as the bytes after stamp and CRC, then the checksums; started from the slot's address."""
+    whole = memoryview(np.concatenate((body[:, 1:], sums), axis=1)).cast("B")
+    size, crc32 = len(whole) // max(1, len(slots)), zlib.crc32
+    return [crc32(whole[at * size : (at + 1) * size], slot) for at, slot in enumerate(slots.tolist())]
+
+
+def _row_crc(row: npt.NDArray[np.void]) -> int:
+    assert len(row.tobytes()) == SEGMENT_BYTES
+    return zlib.crc32(row.tobytes()[4:])

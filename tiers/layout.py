@@ -1,0 +1,154 @@
+"""Format of the memory file, version 1: where each region starts and what its records look like.
+
+superblock | namespace table | session table | lease table | segment table | slot headers | segments
+
+All numbers are little-endian. Regions start on pages of the file system (4 KiB, or a huge page). A header area
+belongs to each segment; only the part of it that the segment's slot class needs is ever backed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.core.errors import ConfigError
+from kvstore.tiers.tier import GRANULE
+
+MAGIC = b"KVSTMEM1"
+FORMAT = 1
+NAMESPACE_BYTES = 16 << 10
+SESSION_BYTES = 64
+SEGMENT_BYTES = 64
+HEADER_BYTES = 128
+HEADER_SHARE = 16  # headers take at most 1/16 of a segment's bytes
+MIN_SEGMENT = 1 << 20
+MAX_SEGMENT = 64 << 20
+MIN_SEGMENTS = 16
+
+FREE, LIVE, DROPPING = 0, 1, 2  # states of table records
+COMMITTED = 1  # state of a slot header
+
+SUPERBLOCK = np.dtype(
+    [
+        ("magic", "S8"), ("format", "<u4"), ("crc", "<u4"), ("node_id", "V16"), ("capacity", "<u8"),
+        ("page", "<u8"), ("segment_bytes", "<u8"), ("segments", "<u4"), ("max_namespaces", "<u4"),
+        ("max_sessions", "<u4"), ("max_leased_slots", "<u4"), ("product", "S32"),
+    ]
+)  # fmt: skip
+NAMESPACE = np.dtype(
+    [("state", "<u4"), ("crc", "<u4"), ("length", "<u4"), ("pad", "<u4"), ("root", "V16"), ("used", "<u8")]
+)
+SESSION = np.dtype([("state", "<u4"), ("pad", "<u4"), ("opened", "<u8"), ("boot_id", "V16"), ("name", "S32")])
+SEGMENT = np.dtype(
+    [
+        ("crc", "<u4"), ("state", "<u4"), ("granules", "<u4"), ("stride", "<u4"), ("generation", "<u4"),
+        ("pad", "V44"),
+    ]
+)  # fmt: skip
+# `crc` covers all from `generation` to the last checksum, and the slot's address. `stamp` changes at each touch
+# and only orders eviction after a restart, so it stands outside.
+HEADER = np.dtype(
+    [
+        ("crc", "<u4"), ("stamp", "<u4"), ("generation", "<u4"), ("namespace", "<u2"), ("part", "u1"), ("state", "u1"),
+        ("key", "<u8", (2,)), ("parent", "<u8", (2,)), ("length", "<u8"), ("block", "<u4"), ("importance", "<u2"),
+        ("chunks", "<u2"), ("pad", "V64"),
+    ]
+)  # fmt: skip
+assert (SUPERBLOCK.itemsize <= 4096, SESSION.itemsize, SEGMENT.itemsize, HEADER.itemsize) == (True, 64, 64, 128)
+
+
+def default_segment_bytes(capacity: int) -> int:
+    """64 MiB, less when that would give fewer than 16 segments; a power of two from 1 MiB up."""
+    wanted = max(MIN_SEGMENT, min(MAX_SEGMENT, capacity // MIN_SEGMENTS))
+    return 1 << (wanted.bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes and offsets (bytes) of the regions. ``page``: allocation unit of the file system."""
+
+    capacity: int
+    page: int
+    segment_bytes: int
+    segments: int
+    max_namespaces: int
+    max_sessions: int
+    max_leased_slots: int
+
+    @classmethod
+    def plan(
+        cls, capacity: int, page: int, max_sessions: int, segment_bytes: int = 0, max_leased_slots: int = 0
+    ) -> Layout:
+        """A layout whose backed bytes can stay within ``capacity``. 0: choose. Raises ConfigError."""
+        segment_bytes = max(segment_bytes or default_segment_bytes(capacity), page)
+        if segment_bytes < MIN_SEGMENT or segment_bytes & (segment_bytes - 1):
+            raise ConfigError(f"segment_bytes must be a power of two from {MIN_SEGMENT} up, not {segment_bytes}")
+        leased = max_leased_slots or max(64, min(65_536, capacity // 256 // max(1, max_sessions)))
+        namespaces = max(16, min(1024, capacity // 128 // NAMESPACE_BYTES))
+        plan = cls(capacity, page, segment_bytes, 0, namespaces, max_sessions, leased)
+        for _ in range(2):  # the size of the segment table depends on the number of segments
+            room = capacity - plan.tables_bytes
+            plan = cls(capacity, page, segment_bytes, max(1, room // segment_bytes), namespaces, max_sessions, leased)
+        if plan.tables_bytes + segment_bytes + page > capacity:
+            raise ConfigError(
+                f"a capacity of {capacity} bytes is too small: the tables for {max_sessions} sessions take "
+                f"{plan.tables_bytes} bytes and one segment {segment_bytes}; raise the capacity, or lower "
+                "max_sessions or segment_bytes"
+            )
+        if plan.file_bytes > GRANULE << 32:
+            raise ConfigError(f"a memory file of {plan.file_bytes} bytes is over the limit of 16 TiB; lower the capacity")
+        return plan
+
+    def up(self, size: int) -> int:
+        """Rounded up to whole pages."""
+        return -(-size // self.page) * self.page
+
+    @property
+    def namespaces_at(self) -> int:
+        return self.up(SUPERBLOCK.itemsize)
+
+    @property
+    def sessions_at(self) -> int:
+        return self.namespaces_at + self.up(self.max_namespaces * NAMESPACE_BYTES)
+
+    @property
+    def leases_at(self) -> int:
+        return self.sessions_at + self.up(self.max_sessions * SESSION_BYTES)
+
+    @property
+    def segment_table_at(self) -> int:
+        return self.leases_at + self.up(self.max_sessions * self.max_leased_slots * 4)
+
+    @property
+    def headers_at(self) -> int:
+        return self.segment_table_at + self.up(self.segments * SEGMENT_BYTES)
+
+    @property
+    def tables_bytes(self) -> int:
+        """What the tables take when every page of them is backed (headers are counted as they come)."""
+        return self.headers_at
+
+    @property
+    def header_area(self) -> int:
+        """Address space (not memory) for the headers of one segment."""
+        return self.up(self.segment_bytes // HEADER_SHARE)
+
+    @property
+    def data_at(self) -> int:
+        start = self.headers_at + self.segments * self.header_area
+        return -(-start // self.segment_bytes) * self.segment_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        return self.data_at + self.segments * self.segment_bytes
+
+    def header_area_at(self, segment: int) -> int:
+        return self.headers_at + segment * self.header_area
+
+    def segment_at(self, segment: int) -> int:
+        return self.data_at + segment * self.segment_bytes
+
+    def headers_backed(self, granules: int, stride: int) -> int:
+        """Bytes of pages that the headers of a segment of this slot class take."""
+        return self.up(self.segment_bytes // (granules * GRANULE) * stride)

@@ -1,0 +1,237 @@
+"""The memory file: opened, checked, locked against a second node, and mapped."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.core.errors import ConfigError
+from kvstore.tiers.layout import FORMAT, MAGIC, SUPERBLOCK, Layout
+
+TMPFS_MAGIC = 0x01021994
+HUGETLBFS_MAGIC = 0x958458F6
+MADV_REMOVE = 9
+MADV_POPULATE_WRITE = 23
+_STEP = 8 << 20  # bytes populated at a time: the kernel holds locks meanwhile
+_libc = ctypes.CDLL(None, use_errno=True)  # mmap.madvise keeps the GIL while the kernel clears pages; ctypes does not
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.statfs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+
+
+def file_system_type(path: Path) -> int:
+    """Magic number of the file system that holds ``path``."""
+    buffer = ctypes.create_string_buffer(512)
+    if _libc.statfs(os.fsencode(path), buffer):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+    return int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], "little") & 0xFFFFFFFF
+
+
+def lock_path(path: Path) -> Path:
+    """The lock file beside a memory file: byte i proves that session i lives."""
+    return path.with_name(path.name + ".lock")
+
+
+class MemoryFile:
+    """One node's memory file, created or taken over. ``fresh``: there is nothing in it to recover.
+
+    ``words`` and ``half_words`` are the whole file as u64 and u32. Raises ConfigError when the file is on a disk,
+    too large for its file system, in use by a living node, or of another format.
+    """
+
+    def __init__(
+        self, path: Path, node_id: bytes, product: str, plan: Callable[[int], Layout]
+    ) -> None:
+        """``plan`` gives the layout for a page size (bytes)."""
+        self.path = path
+        _check_file_system(path.parent)
+        page = os.statvfs(path.parent).f_bsize if file_system_type(path.parent) == HUGETLBFS_MAGIC else 4096
+        self.layout = plan(page)
+        self._fd = _open_locked(path)
+        try:
+            self.fresh = not self._adopt(node_id)
+            if self.fresh:
+                self._replace_if_used()
+                self._create(node_id, product)
+            else:
+                _check_room(path, self.layout.capacity, os.fstat(self._fd).st_blocks * 512)
+            self._map()
+            if self.fresh:
+                self._write_superblock(node_id, product)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    # --- opening -------------------------------------------------------------------------------------------
+
+    def _adopt(self, node_id: bytes) -> bool:
+        """True when the file is this node's, of this format and geometry."""
+        raw = os.pread(self._fd, SUPERBLOCK.itemsize, 0)
+        if len(raw) < SUPERBLOCK.itemsize or not raw[: len(MAGIC)].strip(b"\0"):
+            return False  # new, or its node died before it was ready
+        block = np.frombuffer(raw, SUPERBLOCK)[0]
+        if block["magic"] != MAGIC or int(block["crc"]) != _superblock_crc(raw):
+            raise ConfigError(f"{self.path} is no memory file of kvstore, or damaged; give another path or remove it")
+        if int(block["format"]) != FORMAT:
+            raise ConfigError(
+                f"{self.path} has format {block['format']}, this version reads {FORMAT}; run `kvstore purge`, or "
+                "the version that made it"
+            )
+        if bytes(block["node_id"]) != node_id:
+            raise ConfigError(f"{self.path} belongs to node {bytes(block['node_id']).hex()}, not {node_id.hex()}")
+        return self._same_geometry(block)
+
+    def _same_geometry(self, block: Any) -> bool:
+        names = ("capacity", "page", "segment_bytes", "segments", "max_namespaces", "max_sessions", "max_leased_slots")
+        same = all(int(block[name]) == getattr(self.layout, name) for name in names)
+        return same and os.fstat(self._fd).st_size == self.layout.file_bytes
+
+    def _replace_if_used(self) -> None:
+        """A file of another geometry gives way to a new one; clients that still map the old one keep it."""
+        if os.fstat(self._fd).st_size == 0:
+            return
+        self.path.unlink()
+        old, self._fd = self._fd, _open_locked(self.path)
+        os.close(old)
+
+    def _create(self, node_id: bytes, product: str) -> None:
+        _check_room(self.path, self.layout.capacity, 0)
+        os.ftruncate(self._fd, self.layout.file_bytes)
+
+    def _map(self) -> None:
+        self.map = mmap.mmap(self._fd, self.layout.file_bytes)
+        self.map.madvise(getattr(mmap, "MADV_DONTFORK", 10))
+        self.words: npt.NDArray[np.uint64] = np.frombuffer(self.map, "<u8")
+        self.half_words: npt.NDArray[np.uint32] = np.frombuffer(self.map, "<u4")
+        self.address = self.words.ctypes.data
+
+    def _write_superblock(self, node_id: bytes, product: str) -> None:
+        block = np.zeros(1, SUPERBLOCK)
+        block["magic"], block["format"], block["product"] = MAGIC, FORMAT, product.encode()[:32]
+        block["node_id"] = np.void(node_id)
+        for name in ("capacity", "page", "segment_bytes", "segments", "max_namespaces", "max_sessions", "max_leased_slots"):
+            block[name] = getattr(self.layout, name)
+        block["crc"] = _superblock_crc(block.tobytes())
+        raw = block.tobytes()
+        self.map[len(MAGIC) : len(raw)] = raw[len(MAGIC) :]
+        self.map[: len(MAGIC)] = MAGIC  # last: a file without it is taken for one that was never finished
+
+    # --- use -----------------------------------------------------------------------------------------------
+
+    def array(self, dtype: npt.DTypeLike, offset: int, count: int, stride: int = 0) -> npt.NDArray[Any]:
+        """Records in the file, as a writable array of shape (count,)."""
+        step = stride or np.dtype(dtype).itemsize
+        return np.ndarray((count,), dtype, self.map, offset, (step,))
+
+    def populate(self, offset: int, length: int) -> None:
+        """Backs a range with memory. Slow (about 1 s for 2 to 4 GiB); OSError(ENOSPC) when there is none."""
+        for at in range(offset, offset + length, _STEP):
+            size = min(_STEP, offset + length - at)
+            os.posix_fallocate(self._fd, at, size)  # fails with an error where touching would be SIGBUS
+            _libc.madvise(self.address + at, size, MADV_POPULATE_WRITE)  # older kernels: faults come later
+
+    def discard(self, offset: int, length: int) -> None:
+        """Gives the memory of a range back; it reads as zeros."""
+        if _libc.madvise(self.address + offset, length, MADV_REMOVE):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(self.path))
+
+    @property
+    def backed_bytes(self) -> int:
+        """Memory the file takes."""
+        return os.fstat(self._fd).st_blocks * 512
+
+    def open_reader(self) -> int:
+        """A read-only descriptor to pass to a client; the caller closes it."""
+        return self._reopen(os.O_RDONLY)
+
+    def open_writer(self) -> int:
+        """A writable descriptor to pass to a client; the caller closes it."""
+        return self._reopen(os.O_RDWR)
+
+    def _reopen(self, flags: int) -> int:
+        # by descriptor, not by path: the path may have been given another file meanwhile
+        return os.open(f"/proc/self/fd/{self._fd}", flags | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Unmaps and unlocks; the file stays. Views that callers still hold stay valid until they go."""
+        del self.words, self.half_words
+        try:
+            self.map.close()
+        except BufferError:
+            pass  # a caller holds a view; the mapping goes with it
+        os.close(self._fd)
+
+
+def purge(path: Path) -> bool:
+    """Removes a memory file and its lock file; False when there was none. Raises ConfigError while a node uses it."""
+    found = path.exists()
+    if found:
+        fd = _open_locked(path)
+        path.unlink(missing_ok=True)
+        os.close(fd)
+    lock_path(path).unlink(missing_ok=True)
+    return found
+
+
+def _open_locked(path: Path) -> int:
+    """A private descriptor that holds the exclusive lock of whatever file is at ``path`` now."""
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot open the memory file {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise ConfigError(
+                f"{path} is in use by a living node; stop it, or give this node its own memory file"
+            ) from None
+        if _is_at(fd, path):
+            return fd
+        os.close(fd)  # replaced between open and lock
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    mine = os.fstat(fd)
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _check_file_system(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"the folder {folder} of the memory file does not exist")
+    if (found := file_system_type(folder)) not in (TMPFS_MAGIC, HUGETLBFS_MAGIC):
+        raise ConfigError(
+            f"{folder} is on a file system of type {found:#x}, neither tmpfs nor hugetlbfs; the memory file would be "
+            "written to disk. Put it under /dev/shm"
+        )
+
+
+def _check_room(path: Path, capacity: int, already: int) -> None:
+    """``already``: bytes of the file that are backed."""
+    state = os.statvfs(path.parent)
+    free, size = state.f_bavail * state.f_frsize + already, state.f_blocks * state.f_frsize
+    if state.f_blocks and capacity > free:
+        raise ConfigError(
+            f"a capacity of {capacity} bytes does not fit in {path.parent}: it has {size} bytes, {free} of them free; "
+            f"lower the capacity, or enlarge it (mount -o remount,size=... {path.parent}; containers: --shm-size)"
+        )
+
+
+def _superblock_crc(raw: bytes) -> int:
+    field = SUPERBLOCK.fields["crc"][1] if SUPERBLOCK.fields else 0
+    return zlib.crc32(raw[:field] + b"\0\0\0\0" + raw[field + 4 : SUPERBLOCK.itemsize])
