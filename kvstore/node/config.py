@@ -1,0 +1,363 @@
+"""The node's settings: one table, from which the TOML file, environment, flags, help and page of the docs follow.
+
+A value is looked for in this order: flag ``--key-name``, environment ``KVSTORE_KEY_NAME``, key ``key_name`` of
+the TOML file, default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from kvstore.core.errors import ConfigError
+from kvstore.node.units import Address, parse_address, parse_duration, parse_size, show_duration, show_size
+
+ENV_PREFIX = "KVSTORE_"
+AUTO = "auto"
+_OTHER_VARIABLES = frozenset({"KVSTORE_CONFIG", "KVSTORE_TARGET"})  # read elsewhere: config file, CLI target
+# Kubernetes adds these for a Service named kvstore; they are no settings of ours.
+_SERVICE_LINKS = re.compile(r"^KVSTORE_(.*_)?(SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP).*)?)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How values of a setting are read (raises ValueError) and shown."""
+
+    name: str
+    parse: Callable[[object], Any]
+    show: Callable[[Any], str] = str
+
+
+def _flag(value: object) -> bool:
+    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if str(value).lower() not in known:
+        raise ValueError(f"{value!r} is neither true nor false")
+    return known[str(value).lower()]
+
+
+def _ratio(value: object) -> float:
+    number = float(str(value))
+    if not 0 < number <= 1:
+        raise ValueError(f"{value!r} is not a ratio above 0, at most 1")
+    return number
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value).replace("_", "")) or int(str(value)) < 1:
+        raise ValueError(f"{value!r} is not a whole number of at least 1")
+    return int(str(value))
+
+
+def _mode(value: object) -> int:
+    text = f"{value:o}" if isinstance(value, int) else str(value)
+    if not re.fullmatch(r"(0o)?[0-7]{3,4}", text):
+        raise ValueError(f'{value!r} is not an octal mode such as "0600"')
+    return int(text.removeprefix("0o"), 8)
+
+
+def _path(value: object) -> Path:
+    if not str(value):
+        raise ValueError("the path is empty")
+    return Path(os.path.abspath(os.path.expanduser(str(value))))
+
+
+def _or_auto(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+    return lambda value: None if str(value).lower() == AUTO else parse(value)
+
+
+def _shown_or(word: str, show: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: word if value is None else show(value)
+
+
+def _socket(value: object) -> Path | None:
+    return None if str(value).lower() == "off" else _path(value)
+
+
+def _one_of(*choices: str) -> Kind:
+    def parse(value: object) -> str:
+        if str(value) not in choices:
+            raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+        return str(value)
+
+    return Kind(" or ".join(choices), parse)
+
+
+SIZE = Kind("size", parse_size, show_size)
+SIZE_OR_AUTO = Kind("size or auto", _or_auto(parse_size), _shown_or(AUTO, show_size))
+COUNT = Kind("number", _count)
+COUNT_OR_AUTO = Kind("number or auto", _or_auto(_count), _shown_or(AUTO, str))
+DURATION = Kind("duration", parse_duration, show_duration)
+ADDRESS = Kind("host:port or off", parse_address, _shown_or("off", str))
+PATH = Kind("path", _path)
+PATH_OR_AUTO = Kind("path or auto", _or_auto(_path), _shown_or(AUTO, str))
+SOCKET = Kind("path or off", _socket, _shown_or("off", str))
+MODE = Kind("octal mode", _mode, lambda value: f"{value:04o}")
+RATIO = Kind("ratio", _ratio, lambda value: f"{value:g}")
+FLAG = Kind("true or false", _flag, lambda value: "true" if value else "false")
+
+
+def _setting(kind: Kind, default: Any, help: str, *, default_text: str | None = None) -> Any:
+    """A row of the table. A callable default is computed at load; ``default_text`` is what the docs print then."""
+    metadata = {"kind": kind, "help": help, "default_text": default_text}
+    return (
+        field(default_factory=default, metadata=metadata)
+        if callable(default)
+        else field(default=default, metadata=metadata)
+    )
+
+
+def default_data_dir() -> Path:
+    """Where a node keeps its identity."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvstore"
+
+
+def default_socket() -> Path:
+    """The unix socket that a node and the clients of its host meet at."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) / "kvstore" if runtime else Path(tempfile.gettempdir()) / f"kvstore-{os.getuid()}"
+    return base / "node.sock"
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """All settings of a node, checked. Sizes are bytes, durations seconds, None is "auto" or "off"."""
+
+    data_address: Address | None = _setting(
+        ADDRESS, Address("127.0.0.1", 7000), "Where the data path listens for TCP. Port 0 takes any free one."
+    )
+    control_address: Address | None = _setting(
+        ADDRESS, Address("127.0.0.1", 7001), "Where the gRPC control plane listens."
+    )
+    http_address: Address | None = _setting(
+        ADDRESS, Address("127.0.0.1", 7002), "Where /metrics and /health are served."
+    )
+    socket: Path | None = _setting(
+        SOCKET,
+        default_socket,
+        "Unix socket of the data path; clients of this host use it for shared memory.",
+        default_text="$XDG_RUNTIME_DIR/kvstore/node.sock, else kvstore-<uid>/node.sock in the temporary directory",
+    )
+    socket_mode: int = _setting(MODE, 0o600, "Permissions of the unix socket; its directory is made with 0700.")
+    data_dir: Path = _setting(
+        PATH,
+        default_data_dir,
+        "Directory of the node's identity; one living node at a time.",
+        default_text="$XDG_STATE_HOME/kvstore, else ~/.local/state/kvstore",
+    )
+    memory_file: Path | None = _setting(
+        PATH_OR_AUTO,
+        None,
+        "The memory file, on tmpfs or hugetlbfs. auto: /dev/shm/kvstore-<node id>.mem.",
+    )
+    capacity: int | None = _setting(
+        SIZE_OR_AUTO,
+        None,
+        "Bytes of DRAM for blocks, tables included. auto: 25 % of RAM, at most half of what is free there.",
+    )
+    segment_bytes: int | None = _setting(
+        SIZE_OR_AUTO,
+        None,
+        "Unit in which DRAM is cut by slot size; a power of two; no part of a block may be larger. auto: 64MiB, less for small capacities.",
+    )
+    max_blocks: int | None = _setting(
+        COUNT_OR_AUTO, None, "Rows of the index. auto: one for each 4 KiB of capacity, at most 8 million."
+    )
+    eviction: str = _setting(_one_of("lru", "turnscore"), "lru", "Which blocks go first when room is needed.")
+    high_watermark: float = _setting(RATIO, 0.95, "Share of used slots above which eviction starts.")
+    low_watermark: float = _setting(RATIO, 0.90, "Share of used slots down to which eviction goes.")
+    max_sessions: int = _setting(COUNT, 256, "Client sessions at a time; one more is answered BUSY.")
+    max_connections: int = _setting(
+        COUNT, 1024, "Data connections at a time (a session may have several); one more is answered BUSY."
+    )
+    max_leased_slots: int | None = _setting(
+        COUNT_OR_AUTO,
+        None,
+        "Slots that one session may hold at a time, to read and to write. auto: by capacity, at most 65536.",
+    )
+    max_leased_bytes: int | None = _setting(
+        SIZE_OR_AUTO, None, "Bytes that one session may hold at a time. auto: half of the capacity."
+    )
+    max_frame_bytes: int = _setting(SIZE, 1 << 30, "Largest payload of one request or reply on the data path.")
+    max_keys: int = _setting(COUNT, 65_536, "Most keys that one request may name.")
+    heartbeat: float = _setting(
+        DURATION, 5.0, "Network sessions send something this often; silent for three times as long, they end."
+    )
+    peer_timeout: float = _setting(
+        DURATION, 10.0, "Longest wait for a peer that stalls within a request or reply; then its connection is closed."
+    )
+    shutdown_grace: float = _setting(DURATION, 3.0, "On SIGTERM, time that requests in progress get to finish.")
+    control_threads: int = _setting(
+        COUNT, 16, "gRPC calls worked on at a time; four times as many wait, further ones are refused."
+    )
+    control_message_bytes: int = _setting(
+        SIZE, 64 << 20, "Largest gRPC message; a part of a block must fit to be put or got by gRPC."
+    )
+    http_connections: int = _setting(COUNT, 32, "HTTP requests served at a time.")
+    allow_insecure_network: bool = _setting(
+        FLAG,
+        False,
+        "Allow to listen beyond loopback without transport security: whoever reaches the port reads and writes all blocks.",
+    )
+    log_level: str = _setting(_one_of("debug", "info", "warning", "error"), "info", "Least severity that is logged.")
+    log_format: str = _setting(_one_of("text", "json"), "text", "How log lines look.")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table as the help, docs and command line need it."""
+
+    key: str
+    kind: Kind
+    default: str
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.key.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.key.upper()
+
+
+def settings() -> list[Setting]:
+    """The table, in order of declaration."""
+    return [
+        Setting(
+            f.name,
+            f.metadata["kind"],
+            f.metadata["default_text"] or f.metadata["kind"].show(f.default),
+            f.metadata["help"],
+        )
+        for f in fields(NodeConfig)
+    ]
+
+
+def load(
+    path: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> NodeConfig:
+    """The configuration from a TOML file, the environment and flags by key. Raises ConfigError, one line."""
+    environ = os.environ if environ is None else environ
+    if path is None and environ.get("KVSTORE_CONFIG"):
+        path = Path(environ["KVSTORE_CONFIG"])
+    values: dict[str, Any] = {}
+    if path is not None:
+        values |= _checked(_read_toml(path), str(path), lambda key: key)
+    values |= _checked(_environment(environ), "the environment", lambda key: ENV_PREFIX + key.upper())
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    values |= _checked(given, "the command line", lambda key: "--" + key.replace("_", "-"))
+    return NodeConfig(**values)
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[no-redef,import-not-found,unused-ignore]
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, object]:
+    """Settings in the environment. A misspelt one is kept, for the check to name; foreign ones are not ours."""
+    known = [setting.key for setting in settings()]
+    found: dict[str, object] = {}
+    for name, value in environ.items():
+        if not name.startswith(ENV_PREFIX) or name in _OTHER_VARIABLES or _SERVICE_LINKS.match(name):
+            continue
+        key = name[len(ENV_PREFIX) :].lower()
+        if key in known or difflib.get_close_matches(key, known, 1, 0.75):
+            found[key] = value
+    return found
+
+
+def _checked(raw: Mapping[str, object], source: str, spelling: Callable[[str], str]) -> dict[str, Any]:
+    table = {setting.key: setting for setting in settings()}
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in table:
+            raise ConfigError(f"unknown setting {spelling(key)!r} in {source}{_nearest(key, table, spelling)}", key=key)
+        try:
+            values[key] = table[key].kind.parse(value)
+        except ValueError as error:
+            raise ConfigError(f"setting {spelling(key)!r} in {source}: {error}", key=key) from None
+    return values
+
+
+def _nearest(key: str, table: Iterable[str], spelling: Callable[[str], str]) -> str:
+    close = difflib.get_close_matches(key.replace("-", "_").lower(), table, 1, 0.0)
+    return f"; did you mean {spelling(close[0])!r}?" if close else ""
+
+
+def _check(config: NodeConfig) -> None:
+    if config.low_watermark >= config.high_watermark:
+        raise ConfigError(
+            f"low_watermark ({config.low_watermark:g}) must be below high_watermark ({config.high_watermark:g})",
+            key="low_watermark",
+        )
+    if config.capacity is not None and config.capacity < 4 << 20:
+        raise ConfigError(f"capacity must be at least 4MiB, not {show_size(config.capacity)}", key="capacity")
+    if config.data_address is None and config.socket is None:
+        raise ConfigError("data_address and socket are both off: no client could reach this node", key="data_address")
+    for key in ("data_address", "control_address", "http_address"):
+        _check_network(config, key, getattr(config, key))
+    if config.socket is not None and len(os.fsencode(config.socket)) > 107:
+        raise ConfigError(f"socket {config.socket} is longer than the 107 bytes a unix socket allows", key="socket")
+
+
+def _check_network(config: NodeConfig, key: str, address: Address | None) -> None:
+    if address is None or address.loopback or config.allow_insecure_network:
+        return
+    raise ConfigError(
+        f"{key} = {address} is reachable from other machines without transport security; "
+        "listen on 127.0.0.1, or set allow_insecure_network = true if everyone on that network may read and write all blocks",
+        key=key,
+    )
+
+
+def with_capacity(config: NodeConfig, capacity: int) -> NodeConfig:
+    """The same configuration with "auto" capacity resolved."""
+    return replace(config, capacity=capacity)
+
+
+def markdown() -> str:
+    """docs/configuration.md."""
+    rows = [f"| `{s.key}` | {s.kind.name} | {_code(s.default)} | {s.help} |" for s in settings()]
+    return "\n".join([*_PAGE_HEAD, "| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+
+
+def _code(text: str) -> str:
+    return text if " " in text else f"`{text}`"
+
+
+_PAGE_HEAD = [
+    "# Configuration of a node",
+    "",
+    "Written by `python -m kvstore.node.config`; the table is `kvstore/node/config.py`.",
+    "",
+    "`kvstore node --config node.toml` reads one TOML file of these keys, without sections. Each key is also an",
+    "environment variable (`KVSTORE_` and the key in capitals) and a flag (`--` and the key with dashes). A flag wins over",
+    "the environment, the environment over the file (`KVSTORE_CONFIG` names it too). An unknown key is an error.",
+    "`kvstore node --check` reads the configuration, says what is wrong, and exits.",
+    "",
+    'Sizes: `"8GiB"`, `"64MiB"`, `"4k"` (powers of 1024), `"8GB"` (powers of 1000), or bytes. Durations: `"500ms"`,',
+    '`"30s"`, `"5m"`, or seconds. `off` closes a listener.',
+    "",
+]
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,211 @@
+"""One connection of the data path as its thread sees it: frames in step, bounded reads, replies.
+
+Sockets block without timeouts, which costs no extra system calls; a lane writes down until when its peer must have
+moved (``deadline``), and the server's watch thread shuts lanes that are late.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.core.errors import KVStoreError, ProtocolError, Truncated, Unavailable
+from kvstore.node.metrics import Tally
+from kvstore.node.sessions import NodeSession
+from kvstore.transport.frame import HEADER_BYTES, Flag, Header, Limits, Op, parse_header, send_frame
+from kvstore.transport.wire_error import encode_error
+
+_MIN_RATE = 4 << 20  # bytes a second that a peer must take of a large reply, beyond the peer timeout
+_DRAIN_BYTES = 64 << 20  # a payload up to here is read and dropped after an error, a larger one costs the connection
+_SCRATCH_BYTES = 256 << 10
+_LINGER_BYTES = 1 << 20
+_LINGER_SECONDS = 1.0
+_WAIT_ALL = socket.MSG_WAITALL
+_FOREVER = float("inf")
+_numbers = itertools.count(1)
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a handler answers. ``payload`` is sent from where it lies; ``sent`` runs afterwards, whatever happens."""
+
+    message: bytes = b""
+    payload: Sequence[memoryview] = ()
+    descriptors: Sequence[int] = ()
+    sent: Callable[[], None] = field(default=_nothing)
+
+
+class Lane:
+    """One connection. All but ``cut`` is for its own thread."""
+
+    def __init__(self, sock: socket.socket, transport: str, limits: Limits, peer_timeout: float, tally: Tally) -> None:
+        self.sock = sock
+        self.transport = transport
+        self.limits = limits
+        self.peer_timeout = peer_timeout
+        self.tally = tally
+        self.session: NodeSession | None = None
+        self.number = next(_numbers)
+        self.busy = False
+        self.cut_cause = ""
+        self.payload_left = 0
+        self.deadline = time.monotonic() + peer_timeout  # the first frame must not be awaited for ever
+        self._raw = bytearray(HEADER_BYTES)
+        self._scratch: memoryview | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether the peer is on this host's unix socket."""
+        return self.transport == "unix"
+
+    # --- receiving ------------------------------------------------------------------------------------------
+
+    def next_header(self) -> Header | None:
+        """Waits for the next frame; None when the peer closed in between. Raises what parse_header raises."""
+        raw = memoryview(self._raw)
+        got = self._receive(raw)
+        if not got:
+            return None
+        self.busy = True
+        self._peer_must_move()
+        if got < HEADER_BYTES:
+            self.read_exact(raw[got:], counted=False)
+        header = parse_header(self._raw, self.limits)
+        self.payload_left = header.payload_len
+        return header
+
+    def read_message(self, header: Header) -> bytes:
+        """The protobuf message of a frame."""
+        message = bytearray(header.message_len)
+        if message:
+            self.read_exact(memoryview(message), counted=False)
+        return bytes(message)
+
+    def read_exact(self, view: memoryview, *, counted: bool = True) -> None:
+        """Fills ``view``, from the payload when ``counted``. Raises Truncated or Unavailable."""
+        size, got = len(view), 0
+        if counted and size > self.payload_left:
+            raise Truncated(
+                f"the payload ends {size - self.payload_left} bytes too early", want=size, got=self.payload_left
+            )
+        while got < size:
+            self._peer_must_move()
+            count = self._receive(view[got:] if got else view, _WAIT_ALL)
+            if not count:
+                raise Truncated(f"the peer closed the connection after {got} of {size} bytes", got=got, want=size)
+            got += count
+        if counted:
+            self.payload_left -= size
+
+    def discard(self, count: int) -> None:
+        """Reads and drops payload bytes."""
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        while count > 0:
+            size = min(count, _SCRATCH_BYTES)
+            self.read_exact(self._scratch[:size])
+            count -= size
+
+    def drain(self) -> bool:
+        """Drops what is left of the payload, so that the stream stays in step. False: too much, close instead."""
+        if self.payload_left > _DRAIN_BYTES:
+            return False
+        self.discard(self.payload_left)
+        return True
+
+    def _receive(self, view: memoryview, flags: int = 0) -> int:
+        try:
+            return self.sock.recv_into(view, 0, flags)
+        except OSError as error:
+            raise Unavailable(f"the connection was lost while a frame was awaited: {error}") from error
+
+    # --- sending --------------------------------------------------------------------------------------------
+
+    def send(self, op: Op, reply: Reply, request_id: int) -> int:
+        """Sends a reply; returns its payload bytes. Raises Unavailable."""
+        size = sum(map(len, reply.payload))
+        self.deadline = time.monotonic() + self.peer_timeout + size / _MIN_RATE
+        send_frame(
+            self.sock,
+            op,
+            reply.message,
+            reply.payload,
+            flags=Flag.REPLY,
+            request_id=request_id,
+            payload_len=size,
+            descriptors=reply.descriptors,
+        )
+        return size
+
+    def send_error(self, op: int, error: BaseException, request_id: int) -> None:
+        """Sends an error reply. Raises Unavailable."""
+        self._peer_must_move()
+        flags = Flag.REPLY | Flag.ERROR
+        send_frame(self.sock, op, encode_error(error), flags=flags, request_id=request_id)
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def idle(self) -> None:
+        """The request is over: the peer may be silent as long as its session allows."""
+        self.busy = False
+        self.deadline = _FOREVER
+        if self.session is not None:
+            self.session.seen = time.monotonic()
+
+    def _peer_must_move(self) -> None:
+        self.deadline = time.monotonic() + self.peer_timeout
+
+    def cut(self, cause: str) -> None:
+        """Ends the connection from another thread; the lane's own thread then finds it closed."""
+        self.cut_cause = self.cut_cause or cause
+        _shutdown(self.sock, socket.SHUT_RDWR)
+
+    def end_when_idle(self) -> None:
+        """No further requests are read; the one in progress ends."""
+        if not self.busy:
+            _shutdown(self.sock, socket.SHUT_RD)
+
+    def linger(self) -> None:
+        """Reads on for a moment after an error: closing with unread bytes would destroy the reply on its way."""
+        _shutdown(self.sock, socket.SHUT_WR)
+        until, left = time.monotonic() + _LINGER_SECONDS, _LINGER_BYTES
+        scratch = bytearray(64 << 10)
+        try:
+            while left > 0 and (wait := until - time.monotonic()) > 0:
+                self.sock.settimeout(wait)
+                count = self.sock.recv_into(scratch)
+                if not count:
+                    return
+                left -= count
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def request_id_of(error: BaseException) -> int:
+    """Which request a frame error belongs to; 0 when the header could not be read that far."""
+    if isinstance(error, KVStoreError):
+        text = error.details.get("request_id", "0")
+        return int(text) if text.isdecimal() else 0
+    return 0
+
+
+def closes(error: BaseException) -> bool:
+    """Whether the stream is out of step, or the peer not one of ours, after this error."""
+    return isinstance(error, ProtocolError)
+
+
+def _shutdown(sock: socket.socket, how: int) -> None:
+    try:
+        sock.shutdown(how)
+    except OSError:
+        pass  # the peer was faster
