@@ -146,7 +146,7 @@ def _check_sizes(message_len: int, payload_len: int, limits: Limits, request_id:
     ):
         if got > most:
             raise FrameTooLarge(
-                f"frame announces a {what} of {got} bytes, at most {most} are accepted; cut the batch into smaller ones",
+                f"a frame announces a {what} of {got} bytes, at most {most} are accepted; send smaller batches",
                 got=got,
                 want=most,
                 request_id=request_id,

@@ -1,0 +1,377 @@
+"""What every transport offers: one session with one node, and batches that go through it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from kvstore.core.errors import KVStoreError, ProtocolError, SessionLost, Unavailable, VersionMismatch
+from kvstore.transport.frame import MIN_VERSION, VERSION, Limits, Op
+from kvstore.transport.mapping import Bytes
+from kvstore.transport.plan import Plan
+from kvstore.transport.pool import WirePool
+from kvstore.transport.wire import Address, Wire
+from kvstore.v1 import data_pb2 as pb
+from kvstore.v1.types_pb2 import ChainSlice
+
+M = TypeVar("M", bound=Message)
+Targets: TypeAlias = "Sequence[Bytes]"  # one a piece, block-major
+CHECKSUM = "checksum"
+DEADLINE = "deadline"
+_ABORT_TIMEOUT = 0.25
+_SOON = 0.05  # seconds that a frame without reply may wait for a connection
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport can do; the client chooses by these, not by name."""
+
+    name: str
+    same_host: bool  # needs the node on this host
+    zero_copy: bool  # borrowed views lie in the node's own memory
+    heartbeat: bool  # the node learns of our end by silence, so an idle session must send something
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What the node said of itself when the session began."""
+
+    node_id: bytes
+    boot_id: bytes
+    control_address: str
+    http_address: str
+    server: str
+    heartbeat_seconds: float
+    max_keys: int
+    max_frame_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetCall:
+    """Blocks ``first`` to the end of a chain. ``keys``: the whole chain from block 0, concatenated."""
+
+    handle: int
+    keys: bytes
+    first: int
+    plan: Plan
+    request_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    """``blocks``: length of the prefix that was served and checked, from block 0. ``more``: it was cut by a bound of
+    one call, the next call goes on. ``miss``: why the prefix ends. ``bad``: index of a block that failed its check."""
+
+    blocks: int
+    more: bool
+    miss: str
+    bad: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PutCall:
+    """Consecutive blocks of a chain. ``keys``: of these blocks only; ``parent``: of the block before (or empty)."""
+
+    handle: int
+    keys: bytes
+    parent: bytes
+    first: int
+    plan: Plan
+    request_id: int = 0
+    importance: bytes = b""
+    ack: int = 0
+    appended_tokens: int = 0
+
+    def chain(self) -> ChainSlice:
+        return ChainSlice(keys=self.keys, parent=self.parent, first_block=self.first)
+
+
+class Borrowed(ABC):
+    """Checked parts that may be looked at until :meth:`give_back` and the death of every view."""
+
+    result: GetResult
+    views: list[memoryview]
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """The borrower's block has ended."""
+
+
+class Reservation(ABC):
+    """Blocks being written range by range. ``outcomes``: one PutOutcome a key; only STORED ones take bytes."""
+
+    outcomes: bytes
+
+    @abstractmethod
+    def write(self, plan: Plan, sources: Targets, deadline: float) -> None:
+        """Bytes of ``plan``'s range of every block of the call (those not reserved are skipped)."""
+
+    @abstractmethod
+    def commit(self, deadline: float) -> bytes:
+        """Makes the blocks visible; outcomes as of now, one a key. Raises InvalidArgument when bytes are missing."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Gives the slots back."""
+
+
+class Transport(ABC):
+    """One session with one node: its connections and its namespace handles.
+
+    ``lost`` once no call may use it any more: the next one opens a new session. What is still in progress or
+    borrowed holds a pin; only when the last pin is gone may the node take the session's slots back.
+    """
+
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, address: Address, deadline: float, *, max_wires: int = 4, client: str = "kvstore") -> None:
+        self.address = address
+        self.handles: dict[bytes, int] = {}
+        self.lost = False
+        self._client = client
+        self._guard = threading.Lock()
+        self._pins = 0
+        self._ended = False
+        wire = Wire.connect(address, deadline)
+        try:
+            self._begin(wire, deadline)
+        except BaseException:
+            wire.close()
+            raise
+        self.pool = WirePool(wire, self._further_wire, max_wires)
+
+    def _begin(self, wire: Wire, deadline: float) -> None:
+        hello = self._hello(wire, deadline, b"")
+        self.hello = hello
+        self.node = NodeInfo(
+            hello.node_id,
+            hello.boot_id,
+            hello.control_address,
+            hello.http_address,
+            hello.server,
+            hello.heartbeat_ms / 1000,
+            hello.max_keys,
+            hello.max_frame_bytes,
+        )
+
+    def _hello(self, wire: Wire, deadline: float, join: bytes) -> pb.HelloReply:
+        request = pb.HelloRequest(
+            version=VERSION,
+            min_version=MIN_VERSION,
+            client=self._client,
+            shared_memory=self.capabilities.zero_copy,
+            join_session=join,
+        )
+        reply = parsed(pb.HelloReply(), wire.request(Op.HELLO, request.SerializeToString(), deadline))
+        if not MIN_VERSION <= reply.version <= VERSION:
+            raise VersionMismatch(
+                f"the node at {self.address} chose protocol version {reply.version}, this client speaks "
+                f"{MIN_VERSION} to {VERSION}; run versions of kvstore that are at most one protocol version apart",
+                got=reply.version,
+                want=f"{MIN_VERSION}..{VERSION}",
+            )
+        wire.limits = Limits(max_frame_bytes=max(reply.max_frame_bytes, 1 << 20))
+        return reply
+
+    def _further_wire(self, deadline: float) -> Wire:
+        wire = Wire.connect(self.address, deadline)
+        try:
+            self._hello(wire, deadline, self.hello.session)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    # --- calls -------------------------------------------------------------------------------------------
+
+    def call(self, op: Op, message: bytes, deadline: float) -> bytes:
+        """One request without payload. Raises the node's error, Unavailable or DeadlineExceeded."""
+        wire = self.pool.take(deadline)
+        try:
+            return wire.request(op, message, deadline)
+        except SessionLost:
+            self.retire()
+            raise
+        finally:
+            self.give(wire)
+
+    def give(self, wire: Wire) -> None:
+        """Gives a connection back. A broken one may leave behind a lease or reservation that nobody knows of, so
+        the session ends with it and the node takes all of it back."""
+        broken = wire.broken
+        self.pool.give(wire)
+        if broken:
+            self.retire()
+
+    def notify(self, op: Op, message: bytes) -> None:
+        """Sends a frame that gets no reply, if the session still lives."""
+        if self.lost:
+            return
+        try:
+            wire = self.pool.take_idle() or self.pool.take(time.monotonic() + _SOON)
+        except KVStoreError:
+            self.retire()
+            return
+        wire.one_way(op, message)
+        self.give(wire)
+
+    def open_namespace(self, canonical: bytes, root: bytes, strict: bool, deadline: float) -> pb.OpenNamespaceReply:
+        """Opens a namespace and remembers its handle for the life of the session."""
+        request = pb.OpenNamespaceRequest(canonical=canonical, root=root, strict=strict)
+        data = self.call(Op.OPEN_NAMESPACE, request.SerializeToString(), deadline)
+        reply = parsed(pb.OpenNamespaceReply(), data)
+        self.handles[root] = reply.handle
+        return reply
+
+    def match(self, call: GetCall, deadline: float) -> pb.MatchReply:
+        """Longest cached prefix; takes no lease."""
+        request = pb.MatchRequest(
+            namespace=call.handle, keys=call.keys, parts=call.plan.parts, request_id=call.request_id
+        )
+        return parsed(pb.MatchReply(), self.call(Op.MATCH, request.SerializeToString(), deadline))
+
+    def evict(self, handle: int, keys: bytes, deadline: float) -> pb.EvictKeysReply:
+        """Drops blocks; an inner block takes what follows it along."""
+        request = pb.EvictKeysRequest(namespace=handle, keys=keys)
+        return parsed(pb.EvictKeysReply(), self.call(Op.EVICT, request.SerializeToString(), deadline))
+
+    def abort(self, reservation: int) -> None:
+        """Gives a reservation back; if that cannot be said, by ending the session."""
+        if self.lost:
+            return
+        request = pb.AbortRequest(reservation=reservation)
+        try:
+            self.call(Op.ABORT, request.SerializeToString(), time.monotonic() + _ABORT_TIMEOUT)
+        except KVStoreError:
+            self.retire()
+
+    def give_lease_back(self, lease: int) -> None:  # noqa: B027  only some transports lend memory
+        """A borrow has ended, and no view of it lives."""
+
+    def ping(self, deadline: float) -> None:
+        """Keeps a network session alive: sends something on an idle connection."""
+        wire = self.pool.take_idle()
+        if wire is None:
+            return
+        try:
+            wire.request(Op.PING, b"", deadline)
+        finally:
+            self.give(wire)
+
+    @abstractmethod
+    def get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
+        """Fills ``into`` with the longest prefix from block ``call.first`` on, checked."""
+
+    @abstractmethod
+    def borrow(self, call: GetCall, deadline: float) -> Borrowed:
+        """Views of the longest prefix from block ``call.first`` on, checked."""
+
+    @abstractmethod
+    def put(self, call: PutCall, sources: Targets, deadline: float) -> bytes:
+        """Stores blocks; one PutOutcome byte a key."""
+
+    @abstractmethod
+    def reserve(self, call: PutCall, deadline: float) -> Reservation:
+        """Begins a put that is written range by range."""
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    def pin(self) -> None:
+        """Something of the session is in use: memory being copied, a borrowed view."""
+        with self._guard:
+            if self._ended:
+                raise Unavailable("the session has ended")
+            self._pins += 1
+
+    def unpin(self) -> None:
+        with self._guard:
+            self._pins -= 1
+        self._end_if_unused()
+
+    def retire(self) -> None:
+        """No further calls; calls in progress on other connections finish."""
+        if not self.lost:
+            self.lost = True
+            for wire in self.pool.close(interrupt=False):
+                wire.close()
+        self._end_if_unused()
+
+    def close(self) -> None:
+        """Ends the session; calls in progress end with Unavailable."""
+        self.lost = True
+        for nth, wire in enumerate(self.pool.close(interrupt=True)):
+            if not nth:
+                wire.one_way(Op.BYE, b"")
+            wire.close()
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        with self._guard:
+            if not self.lost or self._pins or self._ended:
+                return
+            self._ended = True
+        self._released()
+
+    def _released(self) -> None:  # noqa: B027  transports that hold nothing have nothing to let go
+        """The node may take everything back that this session held."""
+
+
+def parsed(message: M, data: bytes) -> M:
+    """Parses a reply's message in place and returns it. Raises ProtocolError."""
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"the node sent a {type(message).__name__} that cannot be decoded: {error}") from None
+    return message
+
+
+def get_request(call: GetCall, max_blocks: int = 0) -> bytes:
+    """The message of op GET."""
+    plan = call.plan
+    return pb.GetRequest(
+        namespace=call.handle,
+        keys=call.keys,
+        first_block=call.first,
+        parts=plan.parts,
+        request_id=call.request_id,
+        range_offset=plan.range_offset,
+        range_length=plan.range_length,
+        max_blocks=max_blocks,
+    ).SerializeToString()
+
+
+def reserve_request(call: PutCall) -> bytes:
+    """The message of op RESERVE; that of PUT has the same fields under the same numbers."""
+    request = pb.ReserveRequest(
+        namespace=call.handle,
+        chain=call.chain(),
+        parts=call.plan.parts,
+        request_id=call.request_id,
+        importance=call.importance,
+        appended_tokens=call.appended_tokens,
+    )
+    request.ack = call.ack  # type: ignore[assignment]
+    return request.SerializeToString()
+
+
+def commit_request(reservation: int, sums: Sequence[int], ack: int) -> bytes:
+    """The message of op COMMIT."""
+    request = pb.CommitRequest(reservation=reservation, checksums=np.array(sums, dtype="<u8").tobytes())
+    request.ack = ack  # type: ignore[assignment]
+    return request.SerializeToString()
+
+
+def sliced(plan: Plan, blocks: int) -> list[tuple[int, int, int]]:
+    """(block, position of the piece, index of its first checksum) of each entry, block-major."""
+    starts = [0, *itertools.accumulate(len(piece.chunks) for piece in plan.pieces)][:-1]
+    return [
+        (block, at, block * plan.block_chunks + start) for block in range(blocks) for at, start in enumerate(starts)
+    ]

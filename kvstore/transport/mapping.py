@@ -1,0 +1,81 @@
+"""The node's memory file in this process: mapped once a node and mode, shared by all clients of the process."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+import weakref
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.core.errors import ProtocolError
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+_GRANULE_SHIFT = 16
+_POPULATE_READ = 22  # MADV_POPULATE_READ and _WRITE (Linux 5.14), not yet named by the mmap module
+_POPULATE_WRITE = 23
+
+
+class MemoryMap:
+    """A shared mapping of a memory file; ``array`` is all of it as bytes. Unmapped with its last user."""
+
+    def __init__(self, descriptor: int, size: int, writable: bool) -> None:
+        have = os.fstat(descriptor).st_size
+        if have < size:
+            raise ProtocolError(f"the node announced a memory file of {size} bytes, it has {have}")
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)
+        # A child must not keep the node's memory reachable, and could not prove that it lives.
+        self._map.madvise(mmap.MADV_DONTFORK)
+        self.size = size
+        self.array: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._advice = _POPULATE_WRITE if writable else _POPULATE_READ
+        self._touched = bytearray((size >> _GRANULE_SHIFT) + 1)
+
+    def fresh(self) -> Bytes:
+        """A new array over all of it: the object whose death tells that no view made from it lives."""
+        return np.frombuffer(self._map, dtype=np.uint8)
+
+    def touch(self, offset: int, length: int) -> None:
+        """Sets up the page tables of a slot on its first use, in one call instead of a fault a page."""
+        granule = offset >> _GRANULE_SHIFT
+        if self._touched[granule]:
+            return
+        self._touched[granule] = 1
+        start = offset & -mmap.PAGESIZE
+        with contextlib.suppress(OSError, ValueError):  # an older kernel: then the first access does it
+            self._map.madvise(self._advice, start, offset + length - start)
+
+
+def map_memory(descriptor: int, size: int, writable: bool) -> MemoryMap:
+    """The mapping of a received descriptor, which is closed. Shared when this process has the same one already."""
+    try:
+        status = os.fstat(descriptor)
+        with _lock:
+            known = (status.st_dev, status.st_ino, size, writable)
+            found = _maps.get(known)
+            if found is None:
+                found = _maps[known] = MemoryMap(descriptor, size, writable)
+            return found
+    finally:
+        os.close(descriptor)
+
+
+_lock = threading.Lock()
+_maps: weakref.WeakValueDictionary[tuple[int, int, int, bool], MemoryMap] = weakref.WeakValueDictionary()
+_inherited: list[MemoryMap] = []
+
+
+def _keep_inherited() -> None:
+    """In the child the mappings are gone, and their addresses may be used again: unmapping them would hit others."""
+    global _lock, _maps
+    _lock = threading.Lock()
+    _inherited.extend(_maps.values())
+    _maps = weakref.WeakValueDictionary()
+
+
+os.register_at_fork(after_in_child=_keep_inherited)

@@ -1,0 +1,51 @@
+"""What a reply means: prefix, reason of a miss, outcomes of a put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.core.errors import ProtocolError
+from kvstore.transport.base import CHECKSUM, DEADLINE, GetCall, GetResult
+from kvstore.v1 import data_pb2 as pb
+from kvstore.v1 import types_pb2
+
+STORED = types_pb2.PUT_OUTCOME_STORED
+PRESENT = types_pb2.PUT_OUTCOME_PRESENT
+PENDING = types_pb2.PUT_OUTCOME_PENDING
+
+
+def outcome_name(outcome: int) -> str:
+    """``no_space`` for PUT_OUTCOME_NO_SPACE."""
+    return _name(types_pb2.PutOutcome, outcome, "PUT_OUTCOME_")
+
+
+def miss_name(reason: int) -> str:
+    """``absent`` for MISS_REASON_ABSENT; empty for none."""
+    return "" if not reason else _name(types_pb2.MissReason, reason, "MISS_REASON_")
+
+
+def _name(kind, value: int, prefix: str) -> str:  # type: ignore[no-untyped-def]
+    try:
+        return str(kind.Name(value)).removeprefix(prefix).lower()
+    except ValueError:
+        return f"code_{value}"  # a newer node
+
+
+def get_result(call: GetCall, reply: pb.GetReply, checked: int, late: bool) -> GetResult:
+    """``checked``: how many of the blocks given arrived and passed their check; ``late``: time was up."""
+    blocks, given = int(reply.blocks), max(0, reply.blocks - call.first)
+    if checked < given:
+        reached = call.first + checked
+        return GetResult(reached, False, DEADLINE) if late else GetResult(reached, False, CHECKSUM, bad=reached)
+    more = given > 0 and blocks < reply.prefix_blocks
+    return GetResult(blocks, more, miss_name(reply.miss))
+
+
+def merged(outcomes: bytes, reserved: Sequence[int], committed: bytes) -> bytes:
+    """Outcomes of a whole put, from those of its reservation and of its commit. Raises ProtocolError."""
+    if len(committed) != len(reserved):
+        raise ProtocolError(f"the node committed {len(committed)} blocks, {len(reserved)} were reserved")
+    result = bytearray(outcomes)
+    for index, outcome in zip(reserved, committed, strict=True):
+        result[index] = outcome
+    return bytes(result)

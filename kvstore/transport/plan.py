@@ -1,0 +1,77 @@
+"""What a call moves of each block: computed once for a namespace, its parts and a range, then only looped over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvstore.core.checksum import chunking
+from kvstore.core.errors import MisalignedRange
+from kvstore.core.namespace import PartSpec
+
+STEP_BYTES = 512 << 10  # copied at once, then hashed while it is in the cache
+
+Chunk: TypeAlias = "tuple[int, int, int]"  # start and end byte in the piece, index of the chunk in its part
+Step: TypeAlias = "tuple[int, int, tuple[Chunk, ...]]"  # start and end byte in the piece, the chunks in between
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The bytes that move of one part: ``length`` bytes from ``offset`` on, whole chunks."""
+
+    part: int
+    offset: int
+    length: int
+    chunks: tuple[Chunk, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The pieces of each block, in order. ``parts`` and the range are as they are sent (empty, 0 and 0: all)."""
+
+    parts: tuple[int, ...]
+    range_offset: int
+    range_length: int
+    pieces: tuple[Piece, ...]
+    block_bytes: int
+    block_chunks: int
+
+    @property
+    def whole(self) -> bool:
+        return self.range_length == 0
+
+
+def make_plan(specs: tuple[PartSpec, ...], parts: tuple[int, ...], span: tuple[int, int] | None) -> Plan:
+    """``parts``: indexes into ``specs``, empty for all. ``span``: offset and length in each part, None for all.
+
+    Raises MisalignedRange.
+    """
+    offset, length = span if span is not None else (0, 0)
+    if span is not None and length <= 0:
+        raise MisalignedRange(f"the range {offset}+{length} is empty")
+    pieces = tuple(_piece(specs[part], part, offset, length) for part in parts or range(len(specs)))
+    moved, chunks = sum(piece.length for piece in pieces), sum(len(piece.chunks) for piece in pieces)
+    if all(piece.length == specs[piece.part].bytes for piece in pieces):
+        offset = length = 0
+    return Plan(parts, offset, length, pieces, moved, chunks)
+
+
+def _piece(spec: PartSpec, part: int, offset: int, length: int) -> Piece:
+    cut = chunking(spec)
+    span = cut.span(offset, length)
+    bounds = [cut.bounds(index) for index in span]
+    chunks = tuple((start - offset, end - offset, index) for (start, end), index in zip(bounds, span, strict=True))
+    return Piece(part, offset, chunks[-1][1], chunks, tuple(_steps(chunks)))
+
+
+def _steps(chunks: tuple[Chunk, ...]) -> list[Step]:
+    steps: list[Step] = []
+    group: list[Chunk] = []
+    for chunk in chunks:
+        if group and chunk[1] - group[0][0] > STEP_BYTES:
+            steps.append((group[0][0], group[-1][1], tuple(group)))
+            group = []
+        group.append(chunk)
+    steps.append((group[0][0], group[-1][1], tuple(group)))
+    return steps

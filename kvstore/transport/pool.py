@@ -1,0 +1,92 @@
+"""The connections (lanes) of one session: a caller takes one, uses it alone, gives it back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from kvstore.core.errors import DeadlineExceeded, Unavailable
+from kvstore.transport.wire import Wire
+
+
+class WirePool:
+    """At most ``limit`` connections; ``open_wire(deadline)`` makes a further one."""
+
+    def __init__(self, first: Wire, open_wire: Callable[[float], Wire], limit: int) -> None:
+        self._open_wire = open_wire
+        self._limit = limit
+        self._idle = [first]
+        self._all = {first}
+        self._opening = 0
+        self._closed = False
+        self._changed = threading.Condition(threading.Lock())
+
+    def take(self, deadline: float) -> Wire:
+        """An idle connection, a new one, or the next that is given back. Raises DeadlineExceeded, Unavailable."""
+        with self._changed:
+            while not self._idle:
+                if self._closed:
+                    raise Unavailable("the session was closed")
+                if len(self._all) + self._opening < self._limit:
+                    self._opening += 1
+                    break
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and not self._idle:
+                    raise DeadlineExceeded(f"all {self._limit} connections were busy until the deadline")
+            else:
+                if self._closed:
+                    raise Unavailable("the session was closed")
+                return self._idle.pop()
+        return self._opened(deadline)
+
+    def take_idle(self) -> Wire | None:
+        """An idle connection, without waiting."""
+        with self._changed:
+            return self._idle.pop() if self._idle and not self._closed else None
+
+    def _opened(self, deadline: float) -> Wire:
+        wire: Wire | None = None
+        try:
+            wire = self._open_wire(deadline)
+        finally:
+            with self._changed:
+                self._opening -= 1
+                if wire is not None:
+                    self._all.add(wire)
+                self._changed.notify()
+        if self._closed:
+            wire.close()
+            raise Unavailable("the session was closed")
+        return wire
+
+    def give(self, wire: Wire) -> bool:
+        """Gives a connection back; a broken one is closed. Whether any connection is left."""
+        with self._changed:
+            if wire.broken or self._closed:
+                self._all.discard(wire)
+                wire.close()
+            else:
+                self._idle.append(wire)
+            self._changed.notify()
+            return bool(self._all)
+
+    def close(self, *, interrupt: bool) -> list[Wire]:
+        """No further calls; returns the idle connections for a last word, the caller closes them.
+
+        ``interrupt``: calls in progress end with Unavailable, else they finish and their connection closes then.
+        """
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = self._all.difference(idle)
+            self._all = busy if not interrupt else set()
+            self._changed.notify_all()
+        for wire in busy if interrupt else ():
+            wire.interrupt()
+        return idle
+
+    @property
+    def last_used(self) -> float:
+        """When a connection was last answered (``time.monotonic()``)."""
+        with self._changed:
+            return max((wire.last_used for wire in self._all), default=0.0)

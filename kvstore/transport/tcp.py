@@ -1,0 +1,222 @@
+"""Bytes over the socket (TCP, or the unix socket when memory cannot be shared): received into the caller's buffers
+and sent from them; each side hashes a chunk while it is in the cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvstore.core.checksum import part_seed, xxh3
+from kvstore.core.errors import InvalidArgument, ProtocolError, SessionLost
+from kvstore.core.keys import KEY_BYTES
+from kvstore.transport.base import (
+    Borrowed,
+    Capabilities,
+    GetCall,
+    GetResult,
+    PutCall,
+    Reservation,
+    Targets,
+    Transport,
+    commit_request,
+    get_request,
+    parsed,
+    reserve_request,
+    sliced,
+)
+from kvstore.transport.copying import MASK
+from kvstore.transport.frame import IOV_MAX, Buffer, Op
+from kvstore.transport.outcome import STORED, get_result, merged
+from kvstore.transport.plan import Piece, Plan
+from kvstore.transport.reaper import REAPER
+from kvstore.transport.wire import Address, Wire
+from kvstore.v1 import data_pb2 as pb
+
+SEND_BYTES = 512 << 10  # hashed, then sent in one call
+
+
+class TcpTransport(Transport):
+    """A network session: the node copies, nothing of its memory is seen here."""
+
+    capabilities = Capabilities("tcp", same_host=False, zero_copy=False, heartbeat=True)
+
+    def __init__(self, address: Address, deadline: float, *, max_wires: int = 4, client: str = "kvstore") -> None:
+        super().__init__(address, deadline, max_wires=max_wires, client=client)
+        REAPER.watch(self)
+
+    # --- get ---------------------------------------------------------------------------------------------
+
+    def get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
+        most = len(into) // len(call.plan.pieces)
+        wire = self.pool.take(deadline)
+        try:
+            wire.start(Op.GET, get_request(call, most), deadline)
+            reply, payload = self._located(wire, call, most, deadline)
+            given = max(0, reply.blocks - call.first)
+            checked = _receive(wire, call, reply, into, given, deadline) if payload else 0
+            return get_result(call, reply, checked, late=False)
+        except SessionLost:
+            self.retire()
+            raise
+        finally:
+            self.give(wire)
+
+    def _located(self, wire: Wire, call: GetCall, most: int, deadline: float) -> tuple[pb.GetReply, int]:
+        header, data = wire.reply(Op.GET, deadline)
+        try:
+            reply, plan = parsed(pb.GetReply(), data), call.plan
+            given = max(0, reply.blocks - call.first)
+            want, sums = given * plan.block_bytes, 8 * given * plan.block_chunks
+            if given > most or header.payload_len != want or len(reply.checksums) != sums:
+                raise ProtocolError(f"the node sent {header.payload_len} bytes for {given} blocks, not {want}")
+        except BaseException:
+            wire.broken = True
+            raise
+        return reply, want
+
+    def borrow(self, call: GetCall, deadline: float) -> Borrowed:
+        return _Fetched(self, call, deadline)
+
+    # --- put ---------------------------------------------------------------------------------------------
+
+    def put(self, call: PutCall, sources: Targets, deadline: float) -> bytes:
+        blocks = len(call.keys) // KEY_BYTES
+        data = self._upload(Op.PUT, reserve_request(call), call.plan, call.keys, sources, blocks, deadline)
+        outcomes = parsed(pb.PutReply(), data[0]).outcomes
+        if len(outcomes) != blocks:
+            raise ProtocolError(f"the node answered for {len(outcomes)} blocks, {blocks} were put")
+        return outcomes
+
+    def reserve(self, call: PutCall, deadline: float) -> Reservation:
+        reply = parsed(pb.ReserveReply(), self.call(Op.RESERVE, reserve_request(call), deadline))
+        return _Upload(self, call, reply)
+
+    def _upload(
+        self, op: Op, message: bytes, plan: Plan, keys: bytes, sources: Targets, blocks: int, deadline: float
+    ) -> tuple[bytes, list[int]]:
+        """Sends a request with the pieces of ``blocks`` blocks; the reply's message, and the checksums sent."""
+        wire = self.pool.take(deadline)
+        try:
+            length = blocks * (plan.block_bytes + 8 * plan.block_chunks)
+            wire.start(op, message, deadline, length)
+            sums = _send(wire, op, plan, keys, sources, deadline)
+            header, data = wire.reply(op, deadline)
+            if header.payload_len:
+                wire.broken = True
+                raise ProtocolError(f"the reply to {op.name} has a payload, none was expected")
+            return data, sums
+        except SessionLost:
+            self.retire()
+            raise
+        finally:
+            self.give(wire)
+
+
+def _receive(wire: Wire, call: GetCall, reply: pb.GetReply, into: Targets, blocks: int, deadline: float) -> int:
+    """Receives the payload into the buffers. How many leading blocks passed their check."""
+    sums = np.frombuffer(reply.checksums, dtype="<u8").tolist()
+    plan, keys, good = call.plan, call.keys, blocks
+    for nth, (block, at, start) in enumerate(sliced(plan, blocks)):
+        key, piece = (call.first + block) * KEY_BYTES, plan.pieces[at]
+        seed = part_seed(keys[key : key + KEY_BYTES], piece.part)
+        if not _receive_piece(wire, memoryview(into[nth]), piece, seed, sums, start, deadline):
+            good = min(good, block)
+    return good
+
+
+def _receive_piece(
+    wire: Wire, view: memoryview, piece: Piece, seed: int, sums: list[int], at: int, deadline: float
+) -> bool:
+    good = True
+    for start, end, chunks in piece.steps:
+        wire.read_payload(view[start:end], deadline)
+        for first, last, index in chunks:
+            good = good and xxh3(view[first:last], (seed + index) & MASK) == sums[at]
+            at += 1
+    return good
+
+
+def _send(wire: Wire, op: Op, plan: Plan, keys: bytes, sources: Targets, deadline: float) -> list[int]:
+    """Sends the pieces and the checksum tail, hashing a little ahead of what is sent. The checksums."""
+    sums: list[int] = []
+    waiting: list[Buffer] = []
+    size = 0
+    pieces = plan.pieces
+    for nth, source in enumerate(sources):
+        block, at = divmod(nth, len(pieces))
+        seed, view = part_seed(keys[block * KEY_BYTES : (block + 1) * KEY_BYTES], pieces[at].part), memoryview(source)
+        for start, end, chunks in pieces[at].steps:
+            for first, last, index in chunks:
+                sums.append(xxh3(view[first:last], (seed + index) & MASK))
+            waiting.append(view[start:end])
+            size += end - start
+            if size >= SEND_BYTES or len(waiting) == IOV_MAX:
+                wire.send(op, waiting, deadline)
+                waiting, size = [], 0
+    wire.send(op, [*waiting, np.array(sums, dtype="<u8").tobytes()], deadline)
+    return sums
+
+
+class _Fetched(Borrowed):
+    """Own copies, read-only: nothing of the node is held."""
+
+    def __init__(self, transport: TcpTransport, call: GetCall, deadline: float) -> None:
+        plan = call.plan
+        blocks = len(call.keys) // KEY_BYTES - call.first
+        into = [np.empty(piece.length, dtype=np.uint8) for _ in range(blocks) for piece in plan.pieces]
+        self.result = transport.get(call, into, deadline)
+        given = max(0, self.result.blocks - call.first) * len(plan.pieces)
+        self.views = [memoryview(buffer).toreadonly() for buffer in into[:given]]
+
+    def give_back(self) -> None:
+        self.views = []
+
+
+class _Upload(Reservation):
+    """A reservation on the node that WRITE requests fill."""
+
+    def __init__(self, transport: TcpTransport, call: PutCall, reply: pb.ReserveReply) -> None:
+        self.outcomes = reply.outcomes
+        self._transport = transport
+        self._call = call
+        self._id = reply.reservation
+        self._stored = [nth for nth, outcome in enumerate(reply.outcomes) if outcome == STORED]
+        if len(reply.outcomes) * KEY_BYTES != len(call.keys):
+            raise ProtocolError(f"the node answered for {len(reply.outcomes)} of {len(call.keys) // KEY_BYTES} blocks")
+        keys = call.keys
+        self._keys = b"".join(keys[nth * KEY_BYTES : (nth + 1) * KEY_BYTES] for nth in self._stored)
+        self._sums: list[int] = [-1] * (len(self._stored) * call.plan.block_chunks)
+
+    def write(self, plan: Plan, sources: Targets, deadline: float) -> None:
+        if not self._stored:
+            return
+        pieces = len(plan.pieces)
+        chosen = [sources[nth * pieces + at] for nth in self._stored for at in range(pieces)]
+        request = pb.WriteRequest(
+            reservation=self._id, range_offset=plan.range_offset, range_length=plan.range_length
+        ).SerializeToString()
+        _, sums = self._transport._upload(Op.WRITE, request, plan, self._keys, chosen, len(self._stored), deadline)
+        self._note(plan, sums)
+
+    def _note(self, plan: Plan, sums: list[int]) -> None:
+        sent = iter(sums)
+        for _, at, start in sliced(self._call.plan, len(self._stored)):
+            for _, _, index in plan.pieces[at].chunks:
+                self._sums[start + index] = next(sent)
+
+    def commit(self, deadline: float) -> bytes:
+        if -1 in self._sums:
+            self.abort()
+            raise InvalidArgument("the put is not complete: some ranges of its blocks were never written")
+        if not self._id or not self._stored:
+            return self.outcomes
+        try:
+            request = commit_request(self._id, self._sums, self._call.ack)
+            reply = parsed(pb.CommitReply(), self._transport.call(Op.COMMIT, request, deadline))
+        except BaseException:
+            self.abort()
+            raise
+        return merged(self.outcomes, self._stored, reply.outcomes)
+
+    def abort(self) -> None:
+        if self._id:
+            self._transport.abort(self._id)
