@@ -7,13 +7,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from kvstore.core.errors import KVStoreError, ProtocolError, SessionLost, Unavailable, VersionMismatch
+from kvstore.core.errors import DeadlineExceeded, KVStoreError, ProtocolError, SessionLost, Unavailable, VersionMismatch
+from kvstore.core.keys import KEY_BYTES
 from kvstore.transport.frame import MIN_VERSION, VERSION, Limits, Op
 from kvstore.transport.mapping import Bytes
 from kvstore.transport.plan import Plan
@@ -63,17 +64,20 @@ class GetCall:
     first: int
     plan: Plan
     request_id: int = 0
+    release: int = 0  # a lease given back with this call
 
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
     """``blocks``: length of the prefix that was served and checked, from block 0. ``more``: it was cut by a bound of
-    one call, the next call goes on. ``miss``: why the prefix ends. ``bad``: index of a block that failed its check."""
+    one request, the next goes on. ``miss``: why the prefix ends. ``bad``: index of a block that failed its check.
+    ``lease``: still held, goes back with the next request."""
 
     blocks: int
     more: bool
     miss: str
     bad: int = -1
+    lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,17 @@ class PutCall:
 
     def chain(self) -> ChainSlice:
         return ChainSlice(keys=self.keys, parent=self.parent, first_block=self.first)
+
+    def cut(self, start: int, end: int) -> PutCall:
+        """Blocks ``start`` to ``end`` of this put (counted from its own first)."""
+        low, high = start * KEY_BYTES, end * KEY_BYTES
+        return replace(
+            self,
+            keys=self.keys[low:high],
+            parent=self.keys[low - KEY_BYTES : low] if start else self.parent,
+            first=self.first + start,
+            importance=self.importance[2 * start : 2 * end],
+        )
 
 
 class Borrowed(ABC):
@@ -266,9 +281,22 @@ class Transport(ABC):
         finally:
             self.give(wire)
 
-    @abstractmethod
     def get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
-        """Fills ``into`` with the longest prefix from block ``call.first`` on, checked."""
+        """Fills ``into`` with the longest prefix from block ``call.first`` on, checked. One request, or as many as the
+        bounds of the node on leases and frames ask for."""
+        result = self._get(call, into, deadline)
+        while result.more:
+            done = (result.blocks - call.first) * len(call.plan.pieces)
+            further = replace(call, first=result.blocks, release=result.lease)
+            try:
+                result = self._get(further, into[done:], deadline)
+            except DeadlineExceeded:
+                return GetResult(further.first, False, DEADLINE)
+        return result
+
+    @abstractmethod
+    def _get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
+        """One request of :meth:`get`. A lease in the result goes back with the next one."""
 
     @abstractmethod
     def borrow(self, call: GetCall, deadline: float) -> Borrowed:
@@ -345,6 +373,7 @@ def get_request(call: GetCall, max_blocks: int = 0) -> bytes:
         range_offset=plan.range_offset,
         range_length=plan.range_length,
         max_blocks=max_blocks,
+        release=(call.release,) if call.release else (),
     ).SerializeToString()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from dataclasses import replace
 
 import numpy as np
 
@@ -92,16 +93,18 @@ class ShmTransport(Transport):
 
     # --- get ---------------------------------------------------------------------------------------------
 
-    def get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
+    def _get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
         self.pin()
+        lease = 0
         try:
             reply = self._lease(call, deadline)
-            try:
-                return self._fetch(call, reply, into, deadline)
-            finally:
-                self.give_back(reply.lease)
+            lease = reply.lease
+            result = self._fetch(call, reply, into, deadline)
+            if result.more:
+                result, lease = replace(result, lease=lease), 0
+            return result
         finally:
-            self.unpin()
+            self.give_lease_back(lease)
 
     def _lease(self, call: GetCall, deadline: float) -> pb.GetReply:
         return parsed(pb.GetReply(), self.call(Op.GET, get_request(call), deadline))
@@ -141,14 +144,10 @@ class ShmTransport(Transport):
         memory.touch(start, piece.length)
         return memory.array[start:end]
 
-    def give_back(self, lease: int) -> None:
-        """Releases a lease; no reply is awaited."""
+    def give_lease_back(self, lease: int) -> None:
+        """The pieces of a lease are no longer looked at. No reply is awaited."""
         if lease:
             self.notify(Op.RELEASE, pb.ReleaseRequest(leases=(lease,)).SerializeToString())
-
-    def give_lease_back(self, lease: int) -> None:
-        """A borrow has ended, and no view of it lives."""
-        self.give_back(lease)
         self.unpin()
 
     # --- borrow ------------------------------------------------------------------------------------------

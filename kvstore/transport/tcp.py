@@ -31,6 +31,7 @@ from kvstore.transport.reaper import REAPER
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb
 
+PIECE_BYTES = 256 << 20  # a larger batch goes in several requests, so that a lane is not held for long
 SEND_BYTES = 512 << 10  # hashed, then sent in one call
 
 
@@ -45,8 +46,8 @@ class TcpTransport(Transport):
 
     # --- get ---------------------------------------------------------------------------------------------
 
-    def get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
-        most = len(into) // len(call.plan.pieces)
+    def _get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
+        most = max(1, min(len(into) // len(call.plan.pieces), self._frame_blocks(call.plan)))
         wire = self.pool.take(deadline)
         try:
             wire.start(Op.GET, get_request(call, most), deadline)
@@ -59,6 +60,10 @@ class TcpTransport(Transport):
             raise
         finally:
             self.give(wire)
+
+    def _frame_blocks(self, plan: Plan) -> int:
+        """How many blocks one frame may carry."""
+        return min(PIECE_BYTES, self.node.max_frame_bytes) // (plan.block_bytes + 8 * plan.block_chunks)
 
     def _located(self, wire: Wire, call: GetCall, most: int, deadline: float) -> tuple[pb.GetReply, int]:
         header, data = wire.reply(Op.GET, deadline)

@@ -1,0 +1,1 @@
+"""The SDK. Its public names are those of the package ``kvstore``."""

@@ -1,0 +1,193 @@
+"""The way to the node: one session at a time, a new one when it is lost, a back-off when there is none to be had."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal, TypeAlias, TypeVar
+
+from kvstore.client.counters import LOG, Counters, Reporter, Skipped
+from kvstore.client.target import Target
+from kvstore.core.errors import (
+    Closed,
+    DeadlineExceeded,
+    InvalidArgument,
+    KVStoreError,
+    SessionLost,
+    Unavailable,
+    Unsupported,
+)
+from kvstore.transport.base import Transport
+from kvstore.transport.frame import DEFAULT_LIMITS
+from kvstore.transport.shm import ShmTransport
+from kvstore.transport.tcp import TcpTransport
+from kvstore.transport.wire import Address
+
+T = TypeVar("T")
+TransportName: TypeAlias = Literal["auto", "shm", "tcp"]
+FIRST_BACKOFF = 0.1
+LONGEST_BACKOFF = 5.0
+
+
+class Link:
+    """Runs actions on the current session. Holds no reference to the Client, so that a forgotten one is collected."""
+
+    def __init__(self, target: Target, transport: TransportName, connections: int, counters: Counters) -> None:
+        if transport not in ("auto", "shm", "tcp"):
+            raise InvalidArgument(f"transport must be 'auto', 'shm' or 'tcp', not {transport!r}", field="transport")
+        self.target = target
+        self.counters = counters
+        self.reporter = Reporter()
+        self._kind = transport
+        self._connections = connections
+        self._pid = os.getpid()
+        self._closed = False
+        self._current: Transport | None = None
+        self._boot_id = b""
+        self._connecting = threading.Lock()
+        self._failures: dict[Address, tuple[float, float]] = {}  # until when it is skipped, and the delay used
+
+    def check_open(self) -> None:
+        """Raises Closed."""
+        if os.getpid() != self._pid:
+            raise Closed(
+                f"this Client belongs to process {self._pid}, from which this one was forked; make a new Client here"
+            )
+        if self._closed:
+            raise Closed("the Client is closed")
+
+    @property
+    def max_keys(self) -> int:
+        """How many keys the node takes in one request; its default before the first session."""
+        current = self._current
+        return current.node.max_keys or DEFAULT_LIMITS.max_keys if current is not None else DEFAULT_LIMITS.max_keys
+
+    def run(self, deadline: float, action: Callable[[Transport], T]) -> T:
+        """Runs an action on a session. A session that turns out to be lost is replaced, once.
+
+        Raises what the action raises, or Closed when the Client was closed meanwhile.
+        """
+        self.check_open()
+        transport, fresh = self.session(deadline)
+        try:
+            return action(transport)
+        except KVStoreError as error:
+            self.check_open()
+            if fresh or not self._lost(transport, error):
+                self._note(transport, error)
+                raise
+        transport, _ = self.session(deadline)
+        try:
+            return action(transport)
+        except KVStoreError as error:
+            self.check_open()
+            self._note(transport, error)
+            raise
+
+    def _lost(self, transport: Transport, error: KVStoreError) -> bool:
+        """Whether it was the session that was over, so that a new one may serve the same call."""
+        if isinstance(error, (Unavailable, SessionLost)):
+            transport.retire()
+            return True
+        return False
+
+    def _note(self, transport: Transport, error: KVStoreError) -> None:
+        """A node that does not answer is not asked again for a while."""
+        if isinstance(error, (Unavailable, SessionLost)):
+            transport.retire()
+        if transport.lost:
+            self._failed(transport.address, error)
+
+    # --- sessions ----------------------------------------------------------------------------------------
+
+    def session(self, deadline: float) -> tuple[Transport, bool]:
+        """The current session, or a new one; whether it is new. Raises NotServed, ProtocolError."""
+        current = self._current
+        if current is not None and not current.lost:
+            return current, False
+        if not self._connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise DeadlineExceeded("another thread was still connecting at the deadline")
+        try:
+            current = self._current
+            if current is not None and not current.lost:
+                return current, True
+            self._current = None
+            current = self._connect(deadline)
+            if self._closed:
+                current.close()
+                raise Closed("the Client is closed")
+            self._current = current
+            return current, True
+        finally:
+            self._connecting.release()
+
+    def _connect(self, deadline: float) -> Transport:
+        failure: KVStoreError | None = None
+        for address in self._addresses(deadline):
+            until, _ = self._failures.get(address, (0.0, 0.0))
+            if time.monotonic() < until:
+                failure = failure or Skipped(f"the node at {address} failed and is not tried again yet")
+                continue
+            try:
+                transport = self._open(address, deadline)
+            except KVStoreError as error:
+                self._failed(address, error)
+                failure = error
+                continue
+            self._opened(transport)
+            return transport
+        raise failure or Unavailable(f"the target {self.target.text} has no address")
+
+    def _addresses(self, deadline: float) -> list[Address]:
+        wanted = [address for address in self.target.resolved(deadline) if self._kind != "shm" or address.local]
+        if not wanted and self._kind == "shm":
+            raise InvalidArgument(
+                f"transport 'shm' needs the unix socket of a node on this host, not {self.target.text}",
+                field="transport",
+            )
+        return wanted
+
+    def _open(self, address: Address, deadline: float) -> Transport:
+        if self._kind != "tcp" and address.local:
+            try:
+                return ShmTransport(address, deadline, max_wires=self._connections, client=_client_name())
+            except (Unsupported, OSError) as error:
+                if self._kind == "shm":
+                    raise error if isinstance(error, KVStoreError) else Unavailable(str(error)) from error
+                self.reporter.warn("shm", f"{address}: memory cannot be shared ({error}); bytes go over the socket")
+        return TcpTransport(address, deadline, max_wires=self._connections, client=_client_name())
+
+    def _opened(self, transport: Transport) -> None:
+        self._failures.pop(transport.address, None)
+        self.counters.add("sessions")
+        name, boot_id = transport.capabilities.name, transport.node.boot_id
+        if not self._boot_id:
+            LOG.info("connected to %s by %s (%s)", transport.address, name, transport.node.server)
+        elif self._boot_id != boot_id:
+            LOG.warning("the node at %s was restarted; connected again by %s", transport.address, name)
+        else:
+            LOG.info("connected again to %s by %s", transport.address, name)
+        self._boot_id = boot_id
+
+    def _failed(self, address: Address, error: KVStoreError) -> None:
+        _, delay = self._failures.get(address, (0.0, 0.0))
+        delay = min(LONGEST_BACKOFF, delay * 2) if delay else FIRST_BACKOFF
+        self._failures[address] = (time.monotonic() + delay, delay)
+        self.counters.add("failures")
+        self.reporter.warn(
+            f"down {address}",
+            f"no service from the node at {address}: {error}; everything is a miss, next try in {delay:.1f} s",
+        )
+
+    def close(self) -> None:
+        """Ends the session; calls in progress in other threads end with Closed. Harmless in a forked child."""
+        self._closed = True
+        current, self._current = self._current, None
+        if current is not None and os.getpid() == self._pid:
+            current.close()
+
+
+def _client_name() -> str:
+    return f"kvstore-python pid {os.getpid()}"

@@ -1,0 +1,45 @@
+"""Values that calls return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvstore.transport.outcome import PENDING, PRESENT, STORED, outcome_name
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What became of the blocks of a put.
+
+    ``stored`` by this call, ``present`` before it, ``pending`` (another writer is at it), ``failed``; ``reasons``
+    says for which reason how many failed.
+    """
+
+    stored: int = 0
+    present: int = 0
+    pending: int = 0
+    failed: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Every block is there now."""
+        return not self.failed and not self.pending
+
+
+def tally(outcomes: bytes, missing: int = 0, reason: str = "") -> PutResult:
+    """Counts outcomes; ``missing`` further blocks failed for ``reason``."""
+    reasons: dict[str, int] = {reason: missing} if missing else {}
+    for outcome in set(outcomes) - {STORED, PRESENT, PENDING}:
+        name = outcome_name(outcome)
+        reasons[name] = reasons.get(name, 0) + outcomes.count(outcome)
+    return PutResult(
+        outcomes.count(STORED), outcomes.count(PRESENT), outcomes.count(PENDING), sum(reasons.values()), reasons
+    )
+
+
+def failed_at(outcomes: bytes) -> int:
+    """Index of the first block that is neither stored nor present nor pending; the length when there is none."""
+    return next(
+        (index for index, outcome in enumerate(outcomes) if outcome not in (STORED, PRESENT, PENDING)), len(outcomes)
+    )

@@ -1,0 +1,76 @@
+"""Targets: where the node is. ``auto``, ``unix://PATH``, ``kv://HOST[:PORT][,HOST[:PORT]]`` or ``dns://NAME[:PORT]``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.core.errors import InvalidArgument
+from kvstore.transport.wire import Address, resolve
+
+DATA_PORT = 7000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``addresses`` are tried in order; with ``name`` they are what it resolves to at each connect."""
+
+    text: str
+    addresses: tuple[Address, ...]
+    name: str = ""
+    port: int = DATA_PORT
+
+    def resolved(self, deadline: float) -> list[Address]:
+        """Addresses to try. Raises Unavailable or DeadlineExceeded when a name cannot be resolved."""
+        if not self.name:
+            return list(self.addresses)
+        return [Address(host=str(found[0]), port=self.port) for found in _hosts(self.name, self.port, deadline)]
+
+
+def _hosts(name: str, port: int, deadline: float) -> list[tuple[str, ...]]:
+    return [target for _, target in resolve(name, port, deadline)]  # type: ignore[misc]
+
+
+def default_socket() -> Path:
+    """Where a node of this user listens unless told otherwise."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) / "kvstore" if runtime else Path(tempfile.gettempdir()) / f"kvstore-{os.getuid()}"
+    return base / "node.sock"
+
+
+def parse_target(text: str) -> Target:
+    """Raises InvalidArgument that names the bad part and shows a good one."""
+    if text == "auto":
+        return Target(text, (Address(path=str(default_socket())), Address(host="127.0.0.1", port=DATA_PORT)))
+    scheme, found, rest = text.partition("://")
+    if not found or not rest:
+        raise _bad(text, "it has no scheme")
+    if scheme == "unix":
+        return Target(text, (Address(path=rest),))
+    if scheme == "kv":
+        return Target(text, tuple(Address(host=host, port=port) for host, port in map(_endpoint, rest.split(","))))
+    if scheme == "dns":
+        name, port = _endpoint(rest)
+        return Target(text, (), name, port)
+    raise _bad(text, f"the scheme {scheme!r} is unknown")
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, _, port = (
+        text.strip().rpartition(":") if text.strip().count(":") == 1 or "]:" in text else (text.strip(), "", "")
+    )
+    if port and not (port.isdecimal() and 0 < int(port) < 65_536):
+        raise _bad(text, f"{port!r} is no port")
+    host = host.strip("[]")
+    if not host:
+        raise _bad(text, "it names no host")
+    return host, int(port) if port else DATA_PORT
+
+
+def _bad(text: str, why: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"target {text!r}: {why}; use 'auto', 'unix:///run/kvstore/node.sock', 'kv://host:7000' or 'dns://name:7000'",
+        field="target",
+    )

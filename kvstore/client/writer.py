@@ -1,0 +1,121 @@
+"""Puts that are written a range at a time: reserve, write layer by layer, commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kvstore.client.buffers import rows
+from kvstore.client.results import PutResult, failed_at, tally
+from kvstore.core.keys import KEY_BYTES
+from kvstore.transport.base import PutCall, Reservation, Transport
+from kvstore.transport.outcome import STORED, outcome_name
+
+if TYPE_CHECKING:
+    from kvstore.client.namespace import Namespace, Parts, Span
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A reservation and the session it belongs to; blocks ``start`` to ``end`` of the put."""
+
+    transport: Transport
+    reservation: Reservation
+    start: int
+    end: int
+
+
+class Writer:
+    """What ``ns.writer`` returns. ``wanted[i]``: whether block ``first + i`` takes bytes (else it is there already,
+    or failed). ``result`` is set when the ``with`` block has ended."""
+
+    def __init__(self, namespace: Namespace, call: PutCall, parts: Parts, timeout: float | None) -> None:
+        self._namespace = namespace
+        self._call = call
+        self._parts = parts
+        self._timeout = timeout
+        self._pieces: list[_Piece] = []
+        self._blocks = len(call.keys) // KEY_BYTES
+        self._outcomes = b""
+        self._failure = ""  # why blocks behind `_outcomes` are not written
+        self.result = PutResult()
+
+    def __enter__(self) -> Writer:
+        deadline = self._namespace.client.deadline(self._timeout)
+        step = self._namespace._piece_blocks(self._call.plan)
+        for start in range(0, self._blocks, step):
+            if not self._reserve(start, min(start + step, self._blocks), deadline):
+                break
+        return self
+
+    def _reserve(self, start: int, end: int, deadline: float) -> bool:
+        piece = self._call.cut(start, end)
+
+        def action(transport: Transport, handle: int) -> _Piece:
+            return _Piece(transport, transport.reserve(replace(piece, handle=handle), deadline), start, end)
+
+        got = self._namespace.served(deadline, action)
+        if isinstance(got, str):
+            self._failure = got
+            return False
+        self._pieces.append(got)
+        self._outcomes += got.reservation.outcomes
+        failed = failed_at(got.reservation.outcomes)
+        if failed < end - start:
+            self._failure = outcome_name(got.reservation.outcomes[failed])
+        return not self._failure
+
+    @property
+    def wanted(self) -> list[bool]:
+        """Whether each block takes bytes; others may be given any buffer, it is not read."""
+        return [outcome == STORED for outcome in self._outcomes] + [False] * (self._blocks - len(self._outcomes))
+
+    def write(self, range: Span, buffers: object, *, timeout: float | None = None) -> None:
+        """Writes ``(offset, length)`` of each part of every block. ``buffers``: as for ``put``, of the range's size.
+
+        A node that is lost on the way makes the rest of the put a failure that ``result`` counts.
+        """
+        plan = self._namespace.plan(self._parts, range)
+        sources = rows(buffers, self._blocks, plan, writable=False)
+        deadline, pieces = self._namespace.client.deadline(timeout or self._timeout), len(plan.pieces)
+        for piece in list(self._pieces):
+            chosen = sources[piece.start * pieces : piece.end * pieces]
+            reason = self._namespace.attempt(lambda: piece.reservation.write(plan, chosen, deadline))  # noqa: B023
+            if reason:
+                self._give_up(piece, reason)
+                return
+
+    def _give_up(self, piece: _Piece, reason: str) -> None:
+        """This piece and those behind it will not be committed."""
+        at = self._pieces.index(piece)
+        for lost in self._pieces[at:]:
+            lost.reservation.abort()
+        del self._pieces[at:]
+        self._outcomes = self._outcomes[: piece.start]
+        self._failure = reason
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._commit()
+        finally:
+            for piece in self._pieces:
+                piece.reservation.abort()
+            self._pieces = []
+
+    def _commit(self) -> None:
+        deadline = self._namespace.client.deadline(self._timeout)
+        done = b""
+        while self._pieces:
+            piece = self._pieces[0]
+            outcome = self._namespace.attempt(lambda: piece.reservation.commit(deadline))  # noqa: B023
+            if isinstance(outcome, str):
+                self._failure = outcome
+                break
+            del self._pieces[0]
+            done += outcome or b""
+        self.result = tally(done, self._blocks - len(done), self._failure)
+        self._namespace._count_put(self.result, self._call.plan)
