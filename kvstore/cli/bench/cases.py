@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
+from typing import Literal, TypeAlias
 
+TransportName: TypeAlias = Literal["shm", "tcp"]
+TRANSPORTS: tuple[TransportName, ...] = ("shm", "tcp")
 BLOCK_TOKENS = 16
 SIZES = {"2MiB": 2 << 20, "64KiB": 64 << 10}
 BATCHES = (16, 1)
@@ -21,7 +24,7 @@ class Case:
     ``full``: through a store that is full, so that room for each batch is made by eviction.
     """
 
-    transport: str
+    transport: TransportName
     op: str
     label: str
     batch: int
@@ -51,14 +54,14 @@ class Case:
 def all_cases(clients: int) -> Iterator[Case]:
     """Cases with an empty enough store, for 1 and for ``clients`` processes."""
     for count in dict.fromkeys((1, clients)):
-        for transport, op, label, batch in product(("shm", "tcp"), ("get", "put"), SIZES, BATCHES):
+        for transport, op, label, batch in product(TRANSPORTS, ("get", "put"), SIZES, BATCHES):
             yield Case(transport, op, label, batch, count)
 
 
 def full_cases(label: str, clients: int) -> Iterator[Case]:
     """Cases with a full store of blocks of one size."""
     for count in dict.fromkeys((1, clients)):
-        for transport, op in product(("shm", "tcp"), ("get", "put")):
+        for transport, op in product(TRANSPORTS, ("get", "put")):
             yield Case(transport, op, label, 16, count, full=True)
 
 
@@ -78,5 +81,5 @@ class Setup:
     working_set: int  # bytes that one pass moves, over all clients
     model: str
 
-    def target(self, transport: str) -> str:
+    def target(self, transport: TransportName) -> str:
         return self.shm_target if transport == "shm" else self.tcp_target

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from kvstore import Client, NamespaceSpec
+from kvstore import Client, Namespace, NamespaceSpec
 from kvstore.cli.bench import ceilings
-from kvstore.cli.bench.cases import BLOCK_TOKENS, MATCH_BLOCK_BYTES, MATCH_BLOCKS, Case, Setup
-from kvstore.client import Namespace
+from kvstore.cli.bench.cases import BLOCK_TOKENS, MATCH_BLOCK_BYTES, MATCH_BLOCKS, Case, Setup, TransportName
 from kvstore.core.keys import Keys
 
 CALL_TIMEOUT = 60.0  # a benchmark wants to see a slow call, not a miss
@@ -39,7 +38,7 @@ class Worker:
 
     def __init__(self, setup: Setup, number: int) -> None:
         self.setup, self.number = setup, number
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[TransportName, Client] = {}
         self._spaces: dict[tuple[str, str, int, bool], Namespace] = {}
         self._buffers: dict[tuple[int, int], list[ceilings.Bytes]] = {}
         self._passes: dict[Case, dict[str, ceilings.Pass]] = {}
@@ -212,7 +211,7 @@ class Worker:
             self._buffers[shape] = [ceilings.prefaulted(case.size) for _ in range(case.batch)]
         return self._buffers[shape]
 
-    def client(self, transport: str) -> Client:
+    def client(self, transport: TransportName) -> Client:
         if transport not in self._clients:
             target = self.setup.target(transport)
             self._clients[transport] = Client(target, timeout=CALL_TIMEOUT, transport=transport, on_failure="raise")
