@@ -46,7 +46,8 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     try:
         end = time.monotonic() + 60
         while not (home / "kvstore" / "node.sock").exists():
-            assert node.poll() is None and time.monotonic() < end, log.read_text()
+            assert node.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
             time.sleep(0.02)
         yield {name: value for name, value in environment.items() if not name.startswith("KVSTORE_")}
     finally:
