@@ -23,7 +23,7 @@ from kvstore.cli.bench import worker
 from kvstore.cli.bench.cases import MATCH_BLOCKS, Case, Setup, all_cases, full_cases, wanted
 from kvstore.cli.bench.node import OwnNode
 from kvstore.cli.bench.report import Report, Row, interleave, row
-from kvstore.core.errors import InvalidArgument
+from kvstore.core.errors import InvalidArgument, KVStoreError
 
 Progress = Callable[[str, int, int], object]  # what, done, of how many
 LATENCY = Case("shm", "get", "2MiB", 1)
@@ -74,14 +74,14 @@ class Crew:
             self.processes.append(process)
 
     def call(self, clients: int, method: str, *arguments: Any) -> list[Any]:
-        """Runs a method in the first ``clients`` processes; all of them begin together. Raises RuntimeError."""
+        """Runs a method in the first ``clients`` processes; all of them begin together. Raises KVStoreError."""
         together = clients > 1 and clients == len(self.pipes)
         for pipe in self.pipes[:clients]:
             pipe.send((method, arguments, together))
         answers = [_answer(pipe) for pipe in self.pipes[:clients]]
         failed = [text for fine, text in answers if not fine]
         if failed:
-            raise RuntimeError(failed[0])
+            raise KVStoreError(f"a client process of the benchmark failed: {failed[0]}")
         return [value for _, value in answers]
 
     def rate(self, clients: int, method: str, *arguments: Any) -> float:
@@ -114,7 +114,7 @@ def _answer(pipe: Connection) -> tuple[bool, Any]:
 
 
 def run(options: Options, progress: Progress = lambda what, done, total: None) -> Report:
-    """Measures all cases wanted. Raises kvstore errors when the node does not start, RuntimeError when it misses."""
+    """Measures all cases wanted. Raises KVStoreError when the node does not start, or misses what it was given."""
     report = Report("local")
     names = [case.name for case in _empty_enough(options)] + [case.name for case in _full(options)]
     extra = [name for name in ("shm.get.2MiB.latency", f"match.{MATCH_BLOCKS}") if wanted(name, options.only)]
