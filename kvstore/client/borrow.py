@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import Keys
-from kvstore.transport.base import Borrowed, GetCall, GetResult, Transport
+from kvstore.transport.base import Borrowed, Transport
+from kvstore.transport.batch import GetCall, GetResult
 from kvstore.transport.plan import Plan
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from kvstore.client.writer import Writer
 from kvstore.core.errors import InternalError, InvalidArgument, KVStoreError, NotServed, ProtocolError, UnknownNamespace
 from kvstore.core.keys import KEY_BYTES, Keys, Tokens, chain_keys, hashed_keys
 from kvstore.core.namespace import NamespaceSpec
-from kvstore.transport.base import GetCall, GetResult, PutCall, Targets, Transport
+from kvstore.transport.base import Transport
+from kvstore.transport.batch import GetCall, GetResult, PutCall, Targets
 from kvstore.transport.outcome import miss_name, outcome_name
 from kvstore.transport.plan import Plan, make_plan
 from kvstore.v1 import types_pb2
@@ -90,12 +91,15 @@ class Namespace:
         parts: Parts = None,
         range: Span = None,
         request_id: int = 0,
+        holes: set[tuple[int, int]] | None = None,
         timeout: float | None = None,
     ) -> int:
         """Fills ``into`` with the longest cached prefix and returns its length, counted from block 0.
 
         ``into``: one writable buffer a block (or a (block, part)) for blocks ``first`` to the end, or one buffer for
         all of them. Bytes are checked; buffers of blocks past the returned length may have been written to.
+        ``holes``: gets (block, position of the part) of window and state parts that are not here; their buffers are
+        left alone.
         """
         chain, plan, deadline = self._chain(keys, first), self.plan(parts, range), self.client.deadline(timeout)
         targets = rows(into, len(chain) - first, plan, writable=True)
@@ -106,6 +110,8 @@ class Namespace:
         result = self._looked_up("get", len(chain), first, deadline, action)
         self.client.counters_.add("get_bytes", max(0, result.blocks - first) * plan.block_bytes)
         self._drop_damaged(chain, result)
+        if holes is not None:
+            holes.update(result.holes)
         return result.blocks
 
     def borrow(
@@ -119,8 +125,9 @@ class Namespace:
         timeout: float | None = None,
     ) -> Borrow:
         """``with ns.borrow(keys) as views:`` gives read-only memoryviews of the longest cached prefix from block
-        ``first`` on, one a (block, part), block-major. By shared memory they lie in the node's own memory, which is
-        pinned until the ``with`` block has ended and no view (or array made from one) lives any more."""
+        ``first`` on, one a (block, part), block-major; empty where a window or state part is not here. By shared
+        memory they lie in the node's own memory, which is pinned until the ``with`` block has ended and no view (or
+        array made from one) lives any more."""
         chain, plan = self._chain(keys, first), self.plan(parts, range)
         return Borrow(self, chain, first, plan, request_id, timeout)
 
@@ -330,7 +337,7 @@ class Namespace:
             self.client.link.reporter.warn(
                 f"differs {self.root.hex()}",
                 f"namespace {self.root.hex()[:8]} of model {self.spec.model!r} is new; the nearest one stored "
-                f"({reply.nearest_root.hex()[:8]}) differs in {', '.join(reply.differs)}, so its blocks are no hits here",
+                f"({reply.nearest_root.hex()[:8]}) differs in {', '.join(reply.differs)}: its blocks are no hits here",
             )
         return reply.handle
 

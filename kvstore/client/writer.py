@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from kvstore.client.buffers import rows
 from kvstore.client.results import PutResult, failed_at, tally
 from kvstore.core.keys import KEY_BYTES
-from kvstore.transport.base import PutCall, Reservation, Transport
+from kvstore.transport.base import Reservation, Transport
+from kvstore.transport.batch import PutCall
 from kvstore.transport.outcome import STORED, outcome_name
 
 if TYPE_CHECKING:

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import ClassVar
 
-import numpy as np
-from google.protobuf.message import DecodeError, Message
-
-from kvstore.core.errors import DeadlineExceeded, KVStoreError, ProtocolError, SessionLost, Unavailable, VersionMismatch
-from kvstore.core.keys import KEY_BYTES
+from kvstore.core.errors import DeadlineExceeded, KVStoreError, SessionLost, Unavailable, VersionMismatch
+from kvstore.transport.batch import DEADLINE, GetCall, GetResult, PutCall, Targets, parsed
 from kvstore.transport.frame import MIN_VERSION, VERSION, Limits, Op
-from kvstore.transport.mapping import Bytes
 from kvstore.transport.plan import Plan
 from kvstore.transport.pool import WirePool
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb
-from kvstore.v1.types_pb2 import ChainSlice
 
-M = TypeVar("M", bound=Message)
-Targets: TypeAlias = "Sequence[Bytes]"  # one a piece, block-major
-CHECKSUM = "checksum"
-DEADLINE = "deadline"
 _ABORT_TIMEOUT = 0.25
 _SOON = 0.05  # seconds that a frame without reply may wait for a connection
 
@@ -53,60 +42,6 @@ class NodeInfo:
     heartbeat_seconds: float
     max_keys: int
     max_frame_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class GetCall:
-    """Blocks ``first`` to the end of a chain. ``keys``: the whole chain from block 0, concatenated."""
-
-    handle: int
-    keys: bytes
-    first: int
-    plan: Plan
-    request_id: int = 0
-    release: int = 0  # a lease given back with this call
-
-
-@dataclass(frozen=True, slots=True)
-class GetResult:
-    """``blocks``: length of the prefix that was served and checked, from block 0. ``more``: it was cut by a bound of
-    one request, the next goes on. ``miss``: why the prefix ends. ``bad``: index of a block that failed its check.
-    ``lease``: still held, goes back with the next request."""
-
-    blocks: int
-    more: bool
-    miss: str
-    bad: int = -1
-    lease: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PutCall:
-    """Consecutive blocks of a chain. ``keys``: of these blocks only; ``parent``: of the block before (or empty)."""
-
-    handle: int
-    keys: bytes
-    parent: bytes
-    first: int
-    plan: Plan
-    request_id: int = 0
-    importance: bytes = b""
-    ack: int = 0
-    appended_tokens: int = 0
-
-    def chain(self) -> ChainSlice:
-        return ChainSlice(keys=self.keys, parent=self.parent, first_block=self.first)
-
-    def cut(self, start: int, end: int) -> PutCall:
-        """Blocks ``start`` to ``end`` of this put (counted from its own first)."""
-        low, high = start * KEY_BYTES, end * KEY_BYTES
-        return replace(
-            self,
-            keys=self.keys[low:high],
-            parent=self.keys[low - KEY_BYTES : low] if start else self.parent,
-            first=self.first + start,
-            importance=self.importance[2 * start : 2 * end],
-        )
 
 
 class Borrowed(ABC):
@@ -285,14 +220,16 @@ class Transport(ABC):
         """Fills ``into`` with the longest prefix from block ``call.first`` on, checked. One request, or as many as the
         bounds of the node on leases and frames ask for."""
         result = self._get(call, into, deadline)
+        holes = result.holes
         while result.more:
             done = (result.blocks - call.first) * len(call.plan.pieces)
             further = replace(call, first=result.blocks, release=result.lease)
             try:
                 result = self._get(further, into[done:], deadline)
             except DeadlineExceeded:
-                return GetResult(further.first, False, DEADLINE)
-        return result
+                return GetResult(further.first, False, DEADLINE, holes=holes)
+            holes += result.holes
+        return replace(result, holes=holes) if holes else result
 
     @abstractmethod
     def _get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
@@ -350,57 +287,3 @@ class Transport(ABC):
 
     def _released(self) -> None:  # noqa: B027  transports that hold nothing have nothing to let go
         """The node may take everything back that this session held."""
-
-
-def parsed(message: M, data: bytes) -> M:
-    """Parses a reply's message in place and returns it. Raises ProtocolError."""
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise ProtocolError(f"the node sent a {type(message).__name__} that cannot be decoded: {error}") from None
-    return message
-
-
-def get_request(call: GetCall, max_blocks: int = 0) -> bytes:
-    """The message of op GET."""
-    plan = call.plan
-    return pb.GetRequest(
-        namespace=call.handle,
-        keys=call.keys,
-        first_block=call.first,
-        parts=plan.parts,
-        request_id=call.request_id,
-        range_offset=plan.range_offset,
-        range_length=plan.range_length,
-        max_blocks=max_blocks,
-        release=(call.release,) if call.release else (),
-    ).SerializeToString()
-
-
-def reserve_request(call: PutCall) -> bytes:
-    """The message of op RESERVE; that of PUT has the same fields under the same numbers."""
-    request = pb.ReserveRequest(
-        namespace=call.handle,
-        chain=call.chain(),
-        parts=call.plan.parts,
-        request_id=call.request_id,
-        importance=call.importance,
-        appended_tokens=call.appended_tokens,
-    )
-    request.ack = call.ack  # type: ignore[assignment]
-    return request.SerializeToString()
-
-
-def commit_request(reservation: int, sums: Sequence[int], ack: int) -> bytes:
-    """The message of op COMMIT."""
-    request = pb.CommitRequest(reservation=reservation, checksums=np.array(sums, dtype="<u8").tobytes())
-    request.ack = ack  # type: ignore[assignment]
-    return request.SerializeToString()
-
-
-def sliced(plan: Plan, blocks: int) -> list[tuple[int, int, int]]:
-    """(block, position of the piece, index of its first checksum) of each entry, block-major."""
-    starts = [0, *itertools.accumulate(len(piece.chunks) for piece in plan.pieces)][:-1]
-    return [
-        (block, at, block * plan.block_chunks + start) for block in range(blocks) for at, start in enumerate(starts)
-    ]

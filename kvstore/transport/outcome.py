@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.core.errors import ProtocolError
-from kvstore.transport.base import CHECKSUM, DEADLINE, GetCall, GetResult
+from kvstore.transport.batch import CHECKSUM, DEADLINE, Entry, GetCall, GetResult
 from kvstore.v1 import data_pb2 as pb
 from kvstore.v1 import types_pb2
 
@@ -31,14 +31,16 @@ def _name(kind, value: int, prefix: str) -> str:  # type: ignore[no-untyped-def]
         return f"code_{value}"  # a newer node
 
 
-def get_result(call: GetCall, reply: pb.GetReply, checked: int, late: bool) -> GetResult:
-    """``checked``: how many of the blocks given arrived and passed their check; ``late``: time was up."""
-    blocks, given = int(reply.blocks), max(0, reply.blocks - call.first)
-    if checked < given:
-        reached = call.first + checked
-        return GetResult(reached, False, DEADLINE) if late else GetResult(reached, False, CHECKSUM, bad=reached)
-    more = given > 0 and blocks < reply.prefix_blocks
-    return GetResult(blocks, more, miss_name(reply.miss))
+def get_result(
+    call: GetCall, reply: pb.GetReply, here: Sequence[Entry], done: int, late: bool, holes: tuple[tuple[int, int], ...]
+) -> GetResult:
+    """``done``: how many leading entries arrived and passed their check; ``late``: time was up before the others."""
+    if done < len(here):
+        reached = call.first + here[done].block
+        kept = tuple(hole for hole in holes if hole[0] < reached)
+        return GetResult(reached, False, DEADLINE if late else CHECKSUM, -1 if late else reached, holes=kept)
+    more = call.first < reply.blocks < reply.prefix_blocks
+    return GetResult(reply.blocks, more, miss_name(reply.miss), holes=holes)
 
 
 def merged(outcomes: bytes, reserved: Sequence[int], committed: bytes) -> bytes:

@@ -17,9 +17,11 @@ Step: TypeAlias = "tuple[int, int, tuple[Chunk, ...]]"  # start and end byte in 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The bytes that move of one part: ``length`` bytes from ``offset`` on, whole chunks."""
+    """The bytes that move of one part: ``length`` bytes from ``offset`` on, whole chunks. ``sparse``: a block may be
+    served without it (window and state groups)."""
 
     part: int
+    sparse: bool
     offset: int
     length: int
     chunks: tuple[Chunk, ...]
@@ -62,7 +64,7 @@ def _piece(spec: PartSpec, part: int, offset: int, length: int) -> Piece:
     span = cut.span(offset, length)
     bounds = [cut.bounds(index) for index in span]
     chunks = tuple((start - offset, end - offset, index) for (start, end), index in zip(bounds, span, strict=True))
-    return Piece(part, offset, chunks[-1][1], chunks, tuple(_steps(chunks)))
+    return Piece(part, spec.kind != "prefix", offset, chunks[-1][1], chunks, tuple(_steps(chunks)))
 
 
 def _steps(chunks: tuple[Chunk, ...]) -> list[Step]:

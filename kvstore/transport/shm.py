@@ -6,27 +6,26 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvstore.core.checksum import part_seed
 from kvstore.core.errors import DeadlineExceeded, InvalidArgument, ProtocolError, SessionLost, Unsupported
 from kvstore.core.keys import KEY_BYTES
-from kvstore.transport.base import (
-    Borrowed,
-    Capabilities,
+from kvstore.transport.base import Borrowed, Capabilities, Reservation, Transport
+from kvstore.transport.batch import (
+    Entry,
     GetCall,
     GetResult,
     PutCall,
-    Reservation,
     Targets,
-    Transport,
     commit_request,
+    entries,
     get_request,
     parsed,
+    present,
     reserve_request,
-    sliced,
 )
 from kvstore.transport.copying import fetch, place, spread, verify
 from kvstore.transport.frame import Op
@@ -110,31 +109,30 @@ class ShmTransport(Transport):
         return parsed(pb.GetReply(), self.call(Op.GET, get_request(call), deadline))
 
     def _fetch(self, call: GetCall, reply: pb.GetReply, into: Targets, deadline: float) -> GetResult:
-        sources, sums, entries = self._located(call, reply)
         plan, keys = call.plan, call.keys
+        found = self._located(call, reply)
 
-        def work(nth: int) -> bool:
-            block, at, start = entries[nth]
-            piece, key = plan.pieces[at], (call.first + block) * KEY_BYTES
-            return fetch(
-                into[nth], sources[nth], piece, part_seed(keys[key : key + KEY_BYTES], piece.part), sums, start
-            )
+        def work(item: int) -> bool:
+            entry = found.here[item]
+            piece, key = plan.pieces[entry.at], (call.first + entry.block) * KEY_BYTES
+            seed = part_seed(keys[key : key + KEY_BYTES], piece.part)
+            return fetch(into[entry.nth], found.sources[item], piece, seed, found.sums, entry.sums)
 
-        size = plan.block_bytes * (len(entries) // len(plan.pieces))
-        return _checked(call, reply, *spread(len(entries), size, work, deadline))
+        done, late = spread(len(found.here), found.size, work, deadline)
+        return get_result(call, reply, found.here, done, late, found.holes)
 
-    def _located(self, call: GetCall, reply: pb.GetReply) -> tuple[list[Bytes], list[int], list[tuple[int, int, int]]]:
-        """The leased pieces, their checksums and their entries. Raises ProtocolError when the reply makes no sense."""
+    def _located(self, call: GetCall, reply: pb.GetReply) -> _Located:
+        """The leased pieces. Raises ProtocolError when the reply makes no sense."""
         plan, memory = call.plan, self._reader
-        entries = sliced(plan, max(0, reply.blocks - call.first))
-        if len(reply.offsets) != len(entries) or len(reply.checksums) != 8 * plan.block_chunks * (
-            len(entries) // len(plan.pieces)
-        ):
-            raise ProtocolError(f"the node located {len(reply.offsets)} parts instead of {len(entries)}")
-        sources = [
-            self._slot(memory, offset, plan, at) for offset, (_, at, _) in zip(reply.offsets, entries, strict=True)
-        ]
-        return sources, np.frombuffer(reply.checksums, dtype="<u8").tolist(), entries
+        blocks = max(0, reply.blocks - call.first)
+        every = entries(plan, blocks)
+        if len(reply.offsets) != len(every) or len(reply.checksums) != 8 * plan.block_chunks * blocks:
+            raise ProtocolError(f"the node located {len(reply.offsets)} parts instead of {len(every)}")
+        sums = np.frombuffer(reply.checksums, dtype="<u8").tolist()
+        here, holes = present(call, every, sums)
+        offsets = reply.offsets
+        sources = [self._slot(memory, offsets[entry.nth], plan, entry.at) for entry in here]
+        return _Located(here, sources, sums, holes, plan.block_bytes * blocks)
 
     def _slot(self, memory: MemoryMap, offset: int, plan: Plan, at: int) -> Bytes:
         piece = plan.pieces[at]
@@ -185,28 +183,38 @@ class ShmTransport(Transport):
             raise
 
 
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """Leased pieces: where each lies, the checksums of the whole batch, what is not here, bytes in all."""
+
+    here: list[Entry]
+    sources: list[Bytes]
+    sums: list[int]
+    holes: tuple[tuple[int, int], ...]
+    size: int
+
+
 class _Lent(Borrowed):
     """Views of leased slots. The lease goes back when the borrower's block has ended and no view lives."""
 
     def __init__(self, transport: ShmTransport, call: GetCall, reply: pb.GetReply, deadline: float) -> None:
-        sources, sums, entries = transport._located(call, reply)
-        base = transport._reader.fresh()
-        start = base.__array_interface__["data"][0]
-        lent = memoryview(base)
-        self.views = []
-        for source in sources:
-            offset = source.__array_interface__["data"][0] - start
-            self.views.append(lent[offset : offset + len(source)])
-        views, plan = self.views, call.plan
+        found = transport._located(call, reply)
+        plan, pieces, base = call.plan, len(call.plan.pieces), transport._reader.fresh()
+        lent, start = memoryview(base), _address(base)
+        views = [lent[:0]] * (pieces * max(0, reply.blocks - call.first))
+        for entry, source in zip(found.here, found.sources, strict=True):
+            offset = _address(source) - start
+            views[entry.nth] = lent[offset : offset + len(source)]
 
-        def work(nth: int) -> bool:
-            block, at, first = entries[nth]
-            piece, key = plan.pieces[at], (call.first + block) * KEY_BYTES
-            return verify(views[nth], piece, part_seed(call.keys[key : key + KEY_BYTES], piece.part), sums, first)
+        def work(item: int) -> bool:
+            entry = found.here[item]
+            piece, key = plan.pieces[entry.at], (call.first + entry.block) * KEY_BYTES
+            seed = part_seed(call.keys[key : key + KEY_BYTES], piece.part)
+            return verify(views[entry.nth], piece, seed, found.sums, entry.sums)
 
-        size = plan.block_bytes * (len(entries) // len(plan.pieces))
-        self.result = _checked(call, reply, *spread(len(entries), size, work, deadline))
-        del self.views[max(0, self.result.blocks - call.first) * len(plan.pieces) :]
+        done, late = spread(len(found.here), found.size, work, deadline)
+        self.result = get_result(call, reply, found.here, done, late, found.holes)
+        self.views = views[: max(0, self.result.blocks - call.first) * pieces]
         REAPER.start()
         weakref.finalize(base, REAPER.release, transport, reply.lease).atexit = False
 
@@ -232,21 +240,19 @@ class _Slots(Reservation):
         self._held = True
 
     def write(self, plan: Plan, sources: Targets, deadline: float) -> None:
-        whole, pieces = self._call.plan, len(plan.pieces)
-        entries = sliced(whole, len(self._stored))
-        keys, memory, transport = self._call.keys, self._memory, self._transport
+        width, keys, memory = len(plan.pieces), self._call.keys, self._memory
+        every = entries(self._call.plan, len(self._stored))
 
-        def work(nth: int) -> bool:
-            block, at, start = entries[nth]
-            index = self._stored[block]
-            piece = plan.pieces[at]
-            slot = transport._slot(memory, self._offsets[nth], plan, at)
+        def work(item: int) -> bool:
+            entry = every[item]
+            index, piece = self._stored[entry.block], plan.pieces[entry.at]
+            slot = self._transport._slot(memory, self._offsets[item], plan, entry.at)
             seed = part_seed(keys[index * KEY_BYTES : (index + 1) * KEY_BYTES], piece.part)
-            place(slot, sources[index * pieces + at], piece, seed, self._sums, start + piece.chunks[0][2])
+            place(slot, sources[index * width + entry.at], piece, seed, self._sums, entry.sums + piece.chunks[0][2])
             return True
 
-        done, _ = spread(len(entries), plan.block_bytes * len(self._stored), work, deadline)
-        if done < len(entries):
+        done, _ = spread(len(every), plan.block_bytes * len(self._stored), work, deadline)
+        if done < len(every):
             raise DeadlineExceeded("the deadline passed while blocks were written")
 
     def commit(self, deadline: float) -> bytes:
@@ -290,5 +296,5 @@ def _descriptor(wire: Wire, step: pb.AttachRequest.Step, name: str, deadline: fl
     return descriptors[0]
 
 
-def _checked(call: GetCall, reply: pb.GetReply, done: int, late: bool) -> GetResult:
-    return get_result(call, reply, done // len(call.plan.pieces), late)
+def _address(array: Bytes) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -8,20 +8,19 @@ import numpy as np
 from kvstore.core.checksum import part_seed, xxh3
 from kvstore.core.errors import InvalidArgument, ProtocolError, SessionLost
 from kvstore.core.keys import KEY_BYTES
-from kvstore.transport.base import (
-    Borrowed,
-    Capabilities,
+from kvstore.transport.base import Borrowed, Capabilities, Reservation, Transport
+from kvstore.transport.batch import (
+    Entry,
     GetCall,
     GetResult,
     PutCall,
-    Reservation,
     Targets,
-    Transport,
     commit_request,
+    entries,
     get_request,
     parsed,
+    present,
     reserve_request,
-    sliced,
 )
 from kvstore.transport.copying import MASK
 from kvstore.transport.frame import IOV_MAX, Buffer, Op
@@ -51,10 +50,9 @@ class TcpTransport(Transport):
         wire = self.pool.take(deadline)
         try:
             wire.start(Op.GET, get_request(call, most), deadline)
-            reply, payload = self._located(wire, call, most, deadline)
-            given = max(0, reply.blocks - call.first)
-            checked = _receive(wire, call, reply, into, given, deadline) if payload else 0
-            return get_result(call, reply, checked, late=False)
+            reply, here, holes, sums = self._located(wire, call, most, deadline)
+            done = _receive(wire, call, here, sums, into, deadline)
+            return get_result(call, reply, here, done, False, holes)
         except SessionLost:
             self.retire()
             raise
@@ -65,18 +63,25 @@ class TcpTransport(Transport):
         """How many blocks one frame may carry."""
         return min(PIECE_BYTES, self.node.max_frame_bytes) // (plan.block_bytes + 8 * plan.block_chunks)
 
-    def _located(self, wire: Wire, call: GetCall, most: int, deadline: float) -> tuple[pb.GetReply, int]:
+    def _located(
+        self, wire: Wire, call: GetCall, most: int, deadline: float
+    ) -> tuple[pb.GetReply, list[Entry], tuple[tuple[int, int], ...], list[int]]:
+        """The reply, the entries whose bytes follow, those that are not here, and all checksums."""
         header, data = wire.reply(Op.GET, deadline)
         try:
             reply, plan = parsed(pb.GetReply(), data), call.plan
-            given = max(0, reply.blocks - call.first)
-            want, sums = given * plan.block_bytes, 8 * given * plan.block_chunks
-            if given > most or header.payload_len != want or len(reply.checksums) != sums:
-                raise ProtocolError(f"the node sent {header.payload_len} bytes for {given} blocks, not {want}")
+            blocks = max(0, reply.blocks - call.first)
+            if blocks > most or len(reply.checksums) != 8 * blocks * plan.block_chunks:
+                raise ProtocolError(f"the node sent {len(reply.checksums)} bytes of checksums for {blocks} blocks")
+            sums = np.frombuffer(reply.checksums, dtype="<u8").tolist()
+            here, holes = present(call, entries(plan, blocks), sums)
+            want = sum(plan.pieces[entry.at].length for entry in here)
+            if header.payload_len != want:
+                raise ProtocolError(f"the node sent {header.payload_len} bytes for {blocks} blocks, not {want}")
         except BaseException:
             wire.broken = True
             raise
-        return reply, want
+        return reply, here, holes, sums
 
     def borrow(self, call: GetCall, deadline: float) -> Borrowed:
         return _Fetched(self, call, deadline)
@@ -116,16 +121,15 @@ class TcpTransport(Transport):
             self.give(wire)
 
 
-def _receive(wire: Wire, call: GetCall, reply: pb.GetReply, into: Targets, blocks: int, deadline: float) -> int:
-    """Receives the payload into the buffers. How many leading blocks passed their check."""
-    sums = np.frombuffer(reply.checksums, dtype="<u8").tolist()
-    plan, keys, good = call.plan, call.keys, blocks
-    for nth, (block, at, start) in enumerate(sliced(plan, blocks)):
-        key, piece = (call.first + block) * KEY_BYTES, plan.pieces[at]
+def _receive(wire: Wire, call: GetCall, here: list[Entry], sums: list[int], into: Targets, deadline: float) -> int:
+    """Receives the payload into the buffers. How many leading entries passed their check."""
+    plan, keys, done = call.plan, call.keys, len(here)
+    for item, entry in enumerate(here):
+        key, piece = (call.first + entry.block) * KEY_BYTES, plan.pieces[entry.at]
         seed = part_seed(keys[key : key + KEY_BYTES], piece.part)
-        if not _receive_piece(wire, memoryview(into[nth]), piece, seed, sums, start, deadline):
-            good = min(good, block)
-    return good
+        if not _receive_piece(wire, memoryview(into[entry.nth]), piece, seed, sums, entry.sums, deadline):
+            done = min(done, item)
+    return done
 
 
 def _receive_piece(
@@ -171,6 +175,9 @@ class _Fetched(Borrowed):
         self.result = transport.get(call, into, deadline)
         given = max(0, self.result.blocks - call.first) * len(plan.pieces)
         self.views = [memoryview(buffer).toreadonly() for buffer in into[:given]]
+        for block, at in self.result.holes:
+            nth = (block - call.first) * len(plan.pieces) + at
+            self.views[nth] = self.views[nth][:0]
 
     def give_back(self) -> None:
         self.views = []
@@ -204,9 +211,9 @@ class _Upload(Reservation):
 
     def _note(self, plan: Plan, sums: list[int]) -> None:
         sent = iter(sums)
-        for _, at, start in sliced(self._call.plan, len(self._stored)):
-            for _, _, index in plan.pieces[at].chunks:
-                self._sums[start + index] = next(sent)
+        for entry in entries(self._call.plan, len(self._stored)):
+            for _, _, index in plan.pieces[entry.at].chunks:
+                self._sums[entry.sums + index] = next(sent)
 
     def commit(self, deadline: float) -> bytes:
         if -1 in self._sums:

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.core.errors import Busy
 from kvstore.core.namespace import PartSpec
-from kvstore.transport.base import GetCall, PutCall, commit_request, get_request, reserve_request
+from kvstore.transport.batch import GetCall, PutCall, commit_request, get_request, reserve_request
 from kvstore.transport.frame import Flag, Op, parse_header, send_frame
 from kvstore.transport.plan import make_plan
 from kvstore.transport.wire_error import decode_error, encode_error
