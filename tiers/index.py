@@ -25,7 +25,7 @@ Key: TypeAlias = "bytes | tuple[int, int]"  # 16 bytes, or their low and high ha
 _MASK = 2**64 - 1
 _SPREAD = 0x9E3779B97F4A7C15
 _DETACHED = -2  # in ``_next``: the row is not in the table any more
-_SCALAR = 24  # below this many keys single look-ups are faster than numpy
+_SCALAR = 32  # below this many keys single look-ups are faster than numpy
 _SCAN = 65536  # rows looked at in one step of rows_of_namespace
 
 # columns of a block row: name, type. All are public but for the three sibling links.

@@ -1,0 +1,63 @@
+"""What every eviction policy is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, TypeAlias
+
+from kvstore.tiers.columns import IntArray
+from kvstore.tiers.eviction.features import Features
+from kvstore.tiers.index import BlockIndex
+
+BlockTokens: TypeAlias = Callable[[int], int]  # namespace handle -> tokens of one block
+Evictable: TypeAlias = Callable[[int], bool]  # row -> whether it may go now
+
+
+class EvictionPolicy(ABC):
+    """Learns from what is asked for and put, and names the leaf that goes next.
+
+    It reads the index and owns its columns by row. Not locked: called under the lock that guards the index.
+    Times are seconds of any one clock that does not go back.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, index: BlockIndex, block_tokens: BlockTokens) -> None:
+        self.index = index
+        self.features = Features(index, block_tokens)
+
+    @abstractmethod
+    def inserted(self, rows: IntArray, parent_row: int, request: int, appended_tokens: int, now: float) -> None:
+        """``rows`` were just inserted under ``parent_row`` (-1: none): consecutive blocks, chain order, one put piece.
+
+        ``request`` 0 is anonymous. ``appended_tokens``: what the caller says that its request adds, 0: unknown.
+        """
+
+    @abstractmethod
+    def touched(self, path: IntArray, request: int, now: float, chain_blocks: int) -> None:
+        """A request asked for ``chain_blocks`` blocks and found ``path``: rows from block 0 on, maybe none."""
+
+    @abstractmethod
+    def removed(self, row: int) -> None:
+        """A row without children is about to be removed or detached: called *before* the index forgets it."""
+
+    @abstractmethod
+    def victim(self, evictable: Evictable) -> int | None:
+        """The leaf to evict next; never one for which ``evictable`` is False or that is hard-pinned, soft pins last.
+
+        None: nothing can go now. The caller removes the row (``removed``, then the index), or leaves it in.
+        """
+
+    @abstractmethod
+    def unpinned(self, row: int) -> None:
+        """A pin of ``row`` was lifted. Without this call it may count as pinned until its next touch."""
+
+    def score(self, row: int) -> float:
+        """What a block is worth whatever its age, for admission to a slower tier; about 0.1 (one-shot) to 5."""
+        return self.features.score(row)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of memory behind the policy's own columns, queues and ghost."""
