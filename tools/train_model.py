@@ -80,7 +80,7 @@ class Windows:
     """Endless seeded windows of text and questions, as token ids and positions."""
 
     def __init__(self, texts: dict[str, list[Verse]], seed: int) -> None:
-        self._texts = [verses for verses in texts.values()]
+        self._texts = list(texts.values())
         sizes = np.array([sum(len(v.text) for v in verses) for verses in self._texts], dtype=np.float64)
         self._weights = sizes / sizes.sum()
         self._rng = np.random.default_rng(seed)
@@ -156,7 +156,9 @@ class Optimizers:
             torch.optim.Muon(matrices, lr=3e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self._plans = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: schedule(step, steps)) for each in self._all]
+        self._plans = [
+            torch.optim.lr_scheduler.LambdaLR(each, lambda step: schedule(step, steps)) for each in self._all
+        ]
 
     def step(self) -> None:
         for each, plan in zip(self._all, self._plans, strict=True):
@@ -193,7 +195,10 @@ def train(phases: tuple[Phase, ...], checkpoint: Path) -> LlamaForCausalLM:
         losses.append(_learn(model, ids, positions))
         optimizers.step()
         if step % 20 == 0:
-            print(f"step {step} length {ids.shape[1] - 1} loss {np.mean(losses):.3f} {time.monotonic() - start:.0f} s", flush=True)
+            print(
+                f"step {step} length {ids.shape[1] - 1} loss {np.mean(losses):.3f} {time.monotonic() - start:.0f} s",
+                flush=True,
+            )
             losses.clear()
         if step % 100 == 0:
             torch.save({"step": step, "model": model.state_dict(), "optimizers": optimizers.state()}, checkpoint)
@@ -221,7 +226,9 @@ def _learn(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) 
 def save(model: LlamaForCausalLM, out: Path) -> None:
     """Writes a Hugging Face checkpoint: config.json, model.safetensors (bfloat16), tokenizer.json."""
     out.mkdir(parents=True, exist_ok=True)
-    weights = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in model.state_dict().items() if n != "lm_head.weight"}
+    weights = {
+        n: p.detach().to(torch.bfloat16).contiguous() for n, p in model.state_dict().items() if n != "lm_head.weight"
+    }
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     settings = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
     (out / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
