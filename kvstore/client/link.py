@@ -20,6 +20,7 @@ from kvstore.core.errors import (
     Unsupported,
 )
 from kvstore.transport.base import Transport
+from kvstore.transport.cancel import cancelled
 from kvstore.transport.frame import DEFAULT_LIMITS
 from kvstore.transport.shm import ShmTransport
 from kvstore.transport.tcp import TcpTransport
@@ -74,7 +75,7 @@ class Link:
         try:
             return action(transport)
         except KVStoreError as error:
-            self.check_open()
+            self._check_wanted()
             if fresh or not self._lost(transport, error):
                 self._note(transport, error)
                 raise
@@ -82,9 +83,15 @@ class Link:
         try:
             return action(transport)
         except KVStoreError as error:
-            self.check_open()
+            self._check_wanted()
             self._note(transport, error)
             raise
+
+    def _check_wanted(self) -> None:
+        """An error that we caused ourselves says nothing about the node. Raises Closed, DeadlineExceeded."""
+        self.check_open()
+        if cancelled():
+            raise DeadlineExceeded("the call was cancelled") from None
 
     def _lost(self, transport: Transport, error: KVStoreError) -> bool:
         """Whether it was the session that was over, so that a new one may serve the same call."""

@@ -99,16 +99,19 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.finish(error, self._timeout)
+
+    def finish(self, error: BaseException | None, timeout: float | None) -> None:
+        """Commits, or gives all back when there was an error."""
         try:
             if error is None:
-                self._commit()
+                self._commit(self._namespace.client.deadline(timeout))
         finally:
             for piece in self._pieces:
                 piece.reservation.abort()
             self._pieces = []
 
-    def _commit(self) -> None:
-        deadline = self._namespace.client.deadline(self._timeout)
+    def _commit(self, deadline: float) -> None:
         done = b""
         while self._pieces:
             piece = self._pieces[0]

@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvstore.core.checksum import xxh3
+from kvstore.transport.cancel import Cancel, current
 from kvstore.transport.mapping import Bytes
 from kvstore.transport.plan import Piece
 
+_NEVER = Cancel()
 SPREAD_BYTES = 4 << 20  # smaller batches are done before a second thread would have woken up
 MASK = (1 << 64) - 1
 
@@ -60,6 +62,7 @@ class _Job:
         self._count = count
         self._work = work
         self._deadline = deadline
+        self._cancel = current() or _NEVER
         self._lock = threading.Lock()
         self._closed = self._helping = False
         self._helped = threading.Event()
@@ -68,11 +71,11 @@ class _Job:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        count, work, deadline, clock = self._count, self._work, self._deadline, time.monotonic
+        count, work, deadline, clock, cancel = self._count, self._work, self._deadline, time.monotonic, self._cancel
         for item in self._items:
             if item >= count or item >= self.failed:
                 return
-            if clock() >= deadline:
+            if clock() >= deadline or cancel.cancelled:
                 self.stop(item, late=True)
             elif not work(item):
                 self.stop(item)

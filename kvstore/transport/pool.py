@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from kvstore.core.errors import DeadlineExceeded, Unavailable
+from kvstore.transport.cancel import current
 from kvstore.transport.wire import Wire
 
 
@@ -24,6 +25,12 @@ class WirePool:
 
     def take(self, deadline: float) -> Wire:
         """An idle connection, a new one, or the next that is given back. Raises DeadlineExceeded, Unavailable."""
+        wire, cancel = self._take(deadline), current()
+        if cancel is not None:
+            cancel.using(wire)
+        return wire
+
+    def _take(self, deadline: float) -> Wire:
         with self._changed:
             while not self._idle:
                 if self._closed:
@@ -61,6 +68,9 @@ class WirePool:
 
     def give(self, wire: Wire) -> bool:
         """Gives a connection back; a broken one is closed. Whether any connection is left."""
+        cancel = current()
+        if cancel is not None:
+            cancel.using(None)
         with self._changed:
             if wire.broken or self._closed:
                 self._all.discard(wire)
