@@ -28,9 +28,9 @@ class NvmeConfig:
     capacity_bytes: int
     node_id: str = ""
     segment_bytes: int = 0
-    io_threads: int = 4
+    io_threads: int = 8
     queue_depth: int = 1024
-    read_window: int = 8
+    read_window: int = 16
     commit_interval: float = 0.1
     commit_entries: int = 1000
     max_backlog: int = 65_536

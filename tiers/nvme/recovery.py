@@ -89,3 +89,14 @@ def columns(entries: EntryArray) -> Entries:
         chunks=column("chunks").astype(np.uint32),
         checksums=np.empty(0, np.uint64),
     )
+
+
+def runs(entries: Entries) -> npt.NDArray[np.int64]:
+    """Where runs start in a batch: within one, each block's parent is the entry before it. Shape (runs,)."""
+    if not len(entries):
+        return np.empty(0, np.int64)
+    follows = (entries.parents[1:] == entries.keys[:-1]).all(axis=1)
+    follows &= entries.blocks[1:] == entries.blocks[:-1] + 1
+    follows &= entries.namespaces[1:] == entries.namespaces[:-1]
+    follows &= entries.parts[1:] == entries.parts[:-1]
+    return np.flatnonzero(np.concatenate([[True], ~follows]))
