@@ -11,7 +11,6 @@ from typing import TypeAlias
 import numpy as np
 
 from kvstore.cli.bench.trace import BLOCK_TOKENS, Request
-from kvstore.tiers.columns import IntArray
 from kvstore.tiers.eviction import BlockTokens, EvictionPolicy
 from kvstore.tiers.index import READY, BlockIndex
 
@@ -152,6 +151,3 @@ def _next_uses(trace: list[Request], never: int) -> list[list[int]]:
         uses.append([following.get(block, never) for block in blocks])
         following.update(dict.fromkeys(blocks, number))
     return uses[::-1]
-
-
-__all__ = ["ATTENTION", "Hits", "IntArray", "PolicyMaker", "Replay", "best_possible"]
