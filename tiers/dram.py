@@ -133,7 +133,7 @@ class DramTier(Tier):
         found = []
         for kind in self._space.classes():
             slots, used = self._space.usage(kind)
-            if used > high * slots:
+            if used > high * slots and self._space.room(kind) == slots - used:
                 found.append((kind, max(1, used - int(low * slots))))
         return found
 
@@ -141,6 +141,10 @@ class DramTier(Tier):
     def growing(self) -> bool:
         """More segments can still be backed."""
         return not self.trouble and self._next_unbacked() is not None
+
+    def room(self, kind: SlotClass) -> int:
+        """Slots of a class that can be given out now."""
+        return self._space.room(kind)
 
     def classes(self) -> dict[int, tuple[SlotClass, int, int]]:
         """Class, slots and used slots of each dedicated segment."""

@@ -97,7 +97,9 @@ class Layout:
                 "max_sessions or segment_bytes"
             )
         if plan.file_bytes > GRANULE << 32:
-            raise ConfigError(f"a memory file of {plan.file_bytes} bytes is over the limit of 16 TiB; lower the capacity")
+            raise ConfigError(
+                f"a memory file of {plan.file_bytes} bytes is over the limit of 16 TiB; lower the capacity"
+            )
         return plan
 
     def up(self, size: int) -> int:

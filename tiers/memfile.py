@@ -48,9 +48,7 @@ class MemoryFile:
     too large for its file system, in use by a living node, or of another format.
     """
 
-    def __init__(
-        self, path: Path, node_id: bytes, product: str, plan: Callable[[int], Layout]
-    ) -> None:
+    def __init__(self, path: Path, node_id: bytes, product: str, plan: Callable[[int], Layout]) -> None:
         """``plan`` gives the layout for a page size (bytes)."""
         self.path = path
         _check_file_system(path.parent)
@@ -108,7 +106,9 @@ class MemoryFile:
         os.ftruncate(self._fd, self.layout.file_bytes)
 
     def _map(self) -> None:
-        self.map = mmap.mmap(self._fd, self.layout.file_bytes)
+        fd = self.open_writer()  # mmap keeps a duplicate, which would hold the lock for as long as the mapping lives
+        self.map = mmap.mmap(fd, self.layout.file_bytes)
+        os.close(fd)
         self.map.madvise(getattr(mmap, "MADV_DONTFORK", 10))
         self.words: npt.NDArray[np.uint64] = np.frombuffer(self.map, "<u8")
         self.half_words: npt.NDArray[np.uint32] = np.frombuffer(self.map, "<u4")
@@ -118,7 +118,15 @@ class MemoryFile:
         block = np.zeros(1, SUPERBLOCK)
         block["magic"], block["format"], block["product"] = MAGIC, FORMAT, product.encode()[:32]
         block["node_id"] = np.void(node_id)
-        for name in ("capacity", "page", "segment_bytes", "segments", "max_namespaces", "max_sessions", "max_leased_slots"):
+        for name in (
+            "capacity",
+            "page",
+            "segment_bytes",
+            "segments",
+            "max_namespaces",
+            "max_sessions",
+            "max_leased_slots",
+        ):
             block[name] = getattr(self.layout, name)
         block["crc"] = _superblock_crc(block.tobytes())
         raw = block.tobytes()

@@ -88,6 +88,7 @@ class SegmentSpace:
         self._dedicated: dict[int, _Segment] = {}
         self._open: dict[SlotClass, list[int]] = {}  # dedicated segments that have free slots
         self._usage: dict[SlotClass, list[int]] = {}  # [slots, used]
+        self._empty: set[int] = set()  # dedicated segments without a used slot
 
     # --- addresses -----------------------------------------------------------------------------------------
 
@@ -134,6 +135,8 @@ class SegmentSpace:
     def _take_exactly(self, segment: int, found: _Segment, indexes: I64Array) -> None:
         had = found.top
         found.mark(indexes)
+        if found.top < found.slots:
+            self._empty.discard(segment)
         self._usage[found.kind][1] += len(indexes)
         if had and not found.top:
             self._open[found.kind].remove(segment)
@@ -156,12 +159,19 @@ class SegmentSpace:
         while missing and (segment := self._segment_with_room(kind)) is not None:
             found = self._dedicated[segment]
             indexes = found.take(missing)
+            self._empty.discard(segment)
             if not found.top:
                 self._open[kind].remove(segment)
             self._usage[kind][1] += len(indexes)
             missing -= len(indexes)
             taken.append(self.addresses(segment, indexes))
         return taken[0] if len(taken) == 1 else np.concatenate(taken) if taken else _EMPTY
+
+    def room(self, kind: SlotClass) -> int:
+        """Slots that ``allocate`` can give, as far as segments are concerned."""
+        slots, used = self._usage.get(kind, (0, 0))
+        spare = len(self.pool) + (self._empty_of_another(kind) is not None)
+        return slots - used + spare * (self.segment_granules // kind.granules)
 
     def free(self, slots: SlotArray) -> None:
         """Takes slots back. Raises InternalError when one was free."""
@@ -191,6 +201,8 @@ class SegmentSpace:
         if not found.top:
             self._open[found.kind].append(segment)
         found.give(indexes)
+        if found.top == found.slots:
+            self._empty.add(segment)
         self._usage[found.kind][1] -= len(indexes)
 
     def _segment_with_room(self, kind: SlotClass) -> int | None:
@@ -205,22 +217,21 @@ class SegmentSpace:
         return None
 
     def _empty_of_another(self, kind: SlotClass) -> int | None:
-        for segment, found in self._dedicated.items():
-            if found.top == found.slots and found.kind != kind:
-                return segment
-        return None
+        return next((segment for segment in self._empty if self._dedicated[segment].kind != kind), None)
 
     def _leave(self, segment: int) -> None:
         found = self._dedicated.pop(segment, None)
         if found is None:
             self.pool.remove(segment)
             return
+        self._empty.discard(segment)
         self._open[found.kind].remove(segment)
         self._usage[found.kind][0] -= found.slots
 
     def _enter(self, segment: int, kind: SlotClass) -> _Segment:
         found = _Segment(kind, self.segment_granules // kind.granules)
         self._dedicated[segment] = found
+        self._empty.add(segment)
         self.granules_of[segment] = kind.granules
         self._open.setdefault(kind, []).append(segment)
         self._usage.setdefault(kind, [0, 0])[0] += found.slots

@@ -1,0 +1,157 @@
+"""Committing and giving up reservations."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from kvstore.core.errors import InvalidArgument, SessionLost
+from kvstore.tiers.columns import IntArray
+from kvstore.tiers.index import EVICTING, FREE, READY
+from kvstore.tiers.leases import Reservation
+from kvstore.tiers.sessions import Session
+from kvstore.tiers.state import State
+from kvstore.tiers.tier import Entries, TierKind, U64Array
+from kvstore.tiers.values import PutOutcome
+
+_PIECE = 64  # blocks committed or given up at a time under the lock
+
+
+class Committer:
+    """Makes filled slots visible, or gives them back. Each method takes the lock itself."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def commit(self, session: Session, number: int, checksums: U64Array) -> bytes:
+        """One PutOutcome byte for each reserved key. ``checksums``: of all chunks, block-major by part. Raises InvalidArgument."""
+        reservation = self._finish(session, number, checksums)
+        sums = np.asarray(checksums, np.uint64).reshape(len(reservation.rows), sum(reservation.chunks))
+        stamp = int(time.time())
+        outcomes = []
+        for start in range(0, len(sums), _PIECE):
+            with self._state.lock:
+                outcomes.append(self._commit(reservation, slice(start, start + _PIECE), sums, stamp))
+        return b"".join(outcomes)
+
+    def abort(self, session: Session, number: int) -> None:
+        """Gives the slots back; the caller writes to them no more. Raises InvalidArgument."""
+        self.give_up(self._finish(session, number, None))
+
+    def give_up(self, reservation: Reservation) -> None:
+        """Frees the slots of a reservation that has been taken out of its session."""
+        for stop in range(len(reservation.rows), 0, -_PIECE):
+            part = slice(max(0, stop - _PIECE), stop)
+            with self._state.lock:
+                left = self._give_up(reservation, part)
+            for row, key in left:
+                self._drop_branch(reservation.namespace.id, row, key)
+
+    def _finish(self, session: Session, number: int, checksums: U64Array | None) -> Reservation:
+        """Takes a reservation out of its session: from here on the session touches the slots no more."""
+        with self._state.lock:
+            if session.closed:
+                raise SessionLost("the session has ended; what it reserved is given up")
+            found = session.reservations.get(number)
+            if found is None:
+                raise InvalidArgument(
+                    f"the session has no reservation {number}: it was committed, aborted, or never made",
+                    field="reservation",
+                )
+            want = len(found.rows) * sum(found.chunks)
+            if checksums is not None and checksums.size != want:
+                raise InvalidArgument(
+                    f"{checksums.size} checksums for {len(found.rows)} blocks of {sum(found.chunks)} chunks; "
+                    f"{want} are needed",
+                    field="checksums", got=checksums.size, want=want,
+                )  # fmt: skip
+            del session.reservations[number]
+            self._state.holdings.give(session, found.slots.size, found.bytes, found.positions)
+            return found
+
+    # --- commit, under the lock ----------------------------------------------------------------------------
+
+    def _commit(self, reservation: Reservation, part: slice, sums: U64Array, stamp: int) -> bytes:
+        state, rows = self._state, reservation.rows[part]
+        alive = state.index.state[rows] != EVICTING  # else its parent, or its namespace, went meanwhile
+        first = 0
+        for at, chunks in enumerate(reservation.chunks):
+            good = alive & ~reservation.spare[part, at]
+            if good.any():
+                self._record(reservation, part, at, np.flatnonzero(good), sums[part, first : first + chunks], stamp)
+            unused = reservation.slots[part, at][~good]
+            if len(unused):
+                state.dram.free(unused)
+            first += chunks
+        self._show(reservation, rows[alive])
+        state.unhold(rows)
+        stored = int(alive.sum())
+        state.counters["stored_blocks"] += stored
+        return np.where(alive, PutOutcome.STORED, PutOutcome.PARENT_MISSING).astype(np.uint8).tobytes()
+
+    def _record(
+        self, reservation: Reservation, part: slice, at: int, good: IntArray, sums: U64Array, stamp: int
+    ) -> None:
+        """Writes the headers, then the locations, of one part of some blocks."""
+        index, number = self._state.index, reservation.parts[at]
+        rows, count = reservation.rows[part][good], len(good)
+        cut = reservation.namespace.cuts[number]
+        slots, generations = reservation.slots[part, at][good], reservation.generations[part, at][good]
+        self._state.dram.record(
+            Entries(
+                slots=slots, generations=generations,
+                namespaces=np.full(count, reservation.namespace.id, np.uint16), parts=np.full(count, number, np.uint8),
+                keys=reservation.keys[part][good], parents=reservation.parents[part][good],
+                blocks=reservation.blocks[part][good], lengths=np.full(count, cut.length, np.uint64),
+                importance=index.importance[rows], stamps=np.full(count, stamp, np.uint32),
+                chunks=np.full(count, cut.count, np.uint32), checksums=sums[good],
+            )
+        )  # fmt: skip
+        at_rows = index.part_rows(rows, number)
+        index.parts.slot[TierKind.DRAM][at_rows] = slots
+        index.parts.generation[TierKind.DRAM][at_rows] = generations
+
+    def _show(self, reservation: Reservation, rows: IntArray) -> None:
+        """From here on the blocks are found."""
+        state, index = self._state, self._state.index
+        before = index.ready[rows]
+        state.writing -= int((before == 0).sum())
+        mask = 0
+        for part in reservation.parts:
+            mask |= 1 << part
+            new = int((before >> np.uint64(part) & np.uint64(1) == 0).sum())
+            size = new * reservation.namespace.cuts[part].length
+            reservation.namespace.bytes += size
+            state.ready_bytes += size
+        index.ready[rows] = before | np.uint64(mask)
+        index.state[rows] = READY
+
+    # --- give up, under the lock ---------------------------------------------------------------------------
+
+    def _give_up(self, reservation: Reservation, part: slice) -> list[tuple[int, bytes]]:
+        """Frees slots, and rows that nothing else is in; answers those rows that have blocks after them."""
+        state, index = self._state, self._state.index
+        state.dram.free(reservation.slots[part].reshape(-1))
+        left = []
+        rows, spares = reservation.rows[part], reservation.spare[part].tolist()
+        for row, spare in zip(rows.tolist()[::-1], spares[::-1], strict=True):
+            for number, unused in zip(reservation.parts, spare, strict=True):
+                if not unused:
+                    index.parts.drop(row, number)
+            state.unhold(np.array([row]))
+            if index.state_at[row] in (EVICTING, FREE) or index.first_part_at[row] >= 0:
+                continue
+            if index.children_at[row]:
+                left.append((row, index.key(row)))
+            else:
+                state.drop(row, "aborted")
+        return left
+
+    def _drop_branch(self, namespace: int, row: int, key: bytes) -> None:
+        """Drops an empty block and what others hung on it, unless a writer came meanwhile."""
+        with self._state.lock:
+            index = self._state.index
+            empty = index.find_one(namespace, key) == row and index.first_part_at[row] < 0
+        if empty:
+            self._state.drop_subtree(row, "aborted")

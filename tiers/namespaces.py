@@ -1,0 +1,164 @@
+"""The namespaces of a node: which exist, their ids in slot headers, their records in the memory file."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvstore.core.checksum import Chunking, chunking
+from kvstore.core.errors import NamespaceMismatch, NoSpace, UnknownNamespace
+from kvstore.core.namespace import NamespaceSpec, differing_fields, parse_canonical
+from kvstore.tiers.layout import DROPPING, FREE, LIVE, NAMESPACE, NAMESPACE_BYTES
+from kvstore.tiers.memfile import MemoryFile
+from kvstore.tiers.values import NamespaceView
+
+_BODY = 64  # the canonical form starts here in a record
+
+
+class Namespace:
+    """One namespace. ``id`` stands in slot headers; ``handle`` is given to clients and never used again.
+
+    ``cuts``: chunking by part. ``needed``: mask of the prefix parts. ``bytes``: of its READY parts. ``rows``: of the
+    index, those only kept for a lease included.
+    """
+
+    __slots__ = ("bytes", "canonical", "cuts", "dropping", "handle", "id", "needed", "root", "rows", "spec", "used")
+
+    def __init__(self, number: int, handle: int, spec: NamespaceSpec, canonical: bytes) -> None:
+        self.id = number
+        self.handle = handle
+        self.spec = spec
+        self.canonical = canonical
+        self.root = spec.root
+        self.cuts: tuple[Chunking, ...] = tuple(chunking(part) for part in spec.parts)
+        self.needed = sum(1 << at for at, part in enumerate(spec.parts) if part.kind == "prefix")
+        self.bytes = self.rows = 0
+        self.dropping = False
+        self.used = time.time()
+
+
+class Namespaces:
+    """All namespaces, in memory and in the file. The store's lock guards it."""
+
+    def __init__(self, file: MemoryFile) -> None:
+        self._file = file
+        self._limit = file.layout.max_namespaces
+        self._heads = file.array(NAMESPACE, file.layout.namespaces_at, self._limit, NAMESPACE_BYTES)
+        self._by_id: dict[int, Namespace] = {}
+        self._by_root: dict[bytes, Namespace] = {}
+        self._by_handle: dict[int, Namespace] = {}
+        self._next_handle = 1
+        self._load()
+
+    def __iter__(self) -> Iterator[Namespace]:
+        """Those that are not being dropped."""
+        return iter(list(self._by_root.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_root)
+
+    def by_id(self, number: int) -> Namespace | None:
+        """Namespace of an id in a header, or None."""
+        return self._by_id.get(number)
+
+    def by_handle(self, handle: int) -> Namespace:
+        """Raises UnknownNamespace."""
+        found = self._by_handle.get(handle)
+        if found is None:
+            raise UnknownNamespace(
+                f"no namespace has handle {handle}: it was dropped, or the node restarted; open it again", handle=handle
+            )
+        return found
+
+    def by_root(self, root: bytes) -> Namespace:
+        """Raises UnknownNamespace."""
+        found = self._by_root.get(root)
+        if found is None:
+            raise UnknownNamespace(f"no namespace here has the root {root.hex()}", root=root.hex())
+        return found
+
+    def open(self, canonical: bytes, strict: bool) -> NamespaceView:
+        """Finds or makes the namespace. Raises InvalidArgument, NamespaceMismatch (strict only) or NoSpace."""
+        spec = parse_canonical(canonical)
+        found = self._by_root.get(spec.root)
+        nearest = self._nearest(spec) if found is None else None
+        differs = tuple(differing_fields(nearest.spec, spec)) if nearest else ()
+        if strict and nearest:
+            raise NamespaceMismatch(
+                f"tenant {spec.tenant!r} has model {spec.model!r} here with other values of {', '.join(differs)}; "
+                "make them agree, or open without strict",
+                fields=",".join(differs),
+            )
+        created = found is None
+        namespace = found or self._create(spec, canonical)
+        self.touch(namespace)
+        root = nearest.root if nearest else b""
+        return NamespaceView(namespace.handle, namespace.root, namespace.spec, created, differs, root)
+
+    def touch(self, namespace: Namespace) -> None:
+        """It is being used now."""
+        namespace.used = time.time()
+
+    def save_use(self) -> None:
+        """Writes the times of last use into the file (they stand outside the records' CRC)."""
+        for namespace in self:
+            self._heads["used"][namespace.id] = int(namespace.used)
+
+    def start_drop(self, namespace: Namespace) -> None:
+        """From now on nobody finds it; after a restart its slots are dropped."""
+        self._heads["state"][namespace.id] = DROPPING
+        namespace.dropping = True
+        self._by_root.pop(namespace.root, None)
+        self._by_handle.pop(namespace.handle, None)
+
+    def finish_drop(self, namespace: Namespace) -> None:
+        """No slot refers to it any more: its record and id are free."""
+        self._heads["state"][namespace.id] = FREE
+        self._by_id.pop(namespace.id, None)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        del self._heads
+
+    def _nearest(self, spec: NamespaceSpec) -> Namespace | None:
+        kin = [one for one in self if (one.spec.tenant, one.spec.model) == (spec.tenant, spec.model)]
+        return min(kin, key=lambda one: len(differing_fields(one.spec, spec)), default=None)
+
+    def _create(self, spec: NamespaceSpec, canonical: bytes) -> Namespace:
+        number = next((at for at in range(self._limit) if at not in self._by_id), None)
+        if number is None:
+            raise NoSpace(
+                f"the namespace table is full ({self._limit}); drop a namespace that is not used any more",
+                limit=self._limit,
+            )
+        self._write(number, spec.root, canonical)
+        return self._enter(number, spec, canonical)
+
+    def _enter(self, number: int, spec: NamespaceSpec, canonical: bytes) -> Namespace:
+        namespace = Namespace(number, self._next_handle, spec, canonical)
+        self._next_handle += 1
+        self._by_id[number] = self._by_root[namespace.root] = self._by_handle[namespace.handle] = namespace
+        return namespace
+
+    def _write(self, number: int, root: bytes, canonical: bytes) -> None:
+        start = self._file.layout.namespaces_at + number * NAMESPACE_BYTES + _BODY
+        self._file.map[start : start + len(canonical)] = canonical
+        head = self._heads[number : number + 1]
+        head["length"], head["root"], head["used"] = len(canonical), np.void(root), int(time.time())
+        head["crc"] = zlib.crc32(root + canonical)
+        head["state"] = LIVE  # last: the record is complete
+
+    def _load(self) -> None:
+        """Sound records become namespaces; torn ones (their node died while making them) are cleared."""
+        for number in np.flatnonzero(self._heads["state"] != FREE).tolist():
+            head = self._heads[number]
+            start = self._file.layout.namespaces_at + number * NAMESPACE_BYTES + _BODY
+            canonical = bytes(self._file.map[start : start + min(int(head["length"]), NAMESPACE_BYTES - _BODY)])
+            sound = zlib.crc32(bytes(head["root"]) + canonical) == int(head["crc"])
+            if int(head["state"]) == LIVE and sound:
+                self._enter(number, parse_canonical(canonical), canonical).used = float(head["used"])
+            else:
+                self._heads["state"][number] = FREE

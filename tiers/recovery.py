@@ -1,0 +1,248 @@
+"""After a crash or a stop: what lies in the memory file becomes blocks again.
+
+A slot is re-adopted when its header is sound, its namespace is known, and its parents are here up to block 0; all
+others are dropped. Sessions whose process still lives keep the slots they may touch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.tiers.columns import IntArray
+from kvstore.tiers.index import READY
+from kvstore.tiers.leases import Lease
+from kvstore.tiers.registry import Registry
+from kvstore.tiers.sessions import Session
+from kvstore.tiers.state import State
+from kvstore.tiers.tier import Entries, SlotArray, TierKind, U32Array, U64Array
+
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """Distinct blocks among the entries, by position; ``entry`` is one entry of each, ``of`` the block of each entry."""
+
+    entry: IntArray
+    of: IntArray
+    parent: IntArray  # block position, -1: none (block 0)
+    sound: Mask  # the chain from block 0 is complete
+    stamp: U32Array
+
+
+def recover(state: State, registry: Registry) -> None:
+    """Fills an empty state from its memory file; nobody else uses it yet."""
+    started = time.monotonic()
+    entries = _joined(list(state.dram.recover()))
+    orphans = _living_sessions(state)
+    good = _fitting(state, entries)
+    blocks = _blocks(entries, good)
+    keep = good & blocks.sound[blocks.of] & _first_of_its_kind(entries, blocks)
+    rows = _insert(state, entries, blocks)[blocks.of]
+    _place(state, entries, keep, rows)
+    _forget(state, entries, keep)
+    _adopt_sessions(state, registry, entries, keep, rows, orphans)
+    state.counters["adopted_parts"] += int(keep.sum())
+    state.counters["dropped_orphan_parts"] += int((~keep).sum())
+    state.recovery_seconds = time.monotonic() - started
+
+
+def _joined(batches: list[Entries]) -> Entries:
+    if len(batches) == 1:
+        return batches[0]
+    empty = {"keys": np.empty((0, 2), np.uint64), "parents": np.empty((0, 2), np.uint64)}
+    columns = {
+        field.name: np.concatenate([getattr(batch, field.name) for batch in batches])
+        if batches
+        else empty.get(field.name, np.empty(0, np.uint64))
+        for field in fields(Entries)
+    }
+    return Entries(**columns)
+
+
+# --- which entries are sound ----------------------------------------------------------------------------------
+
+
+def _fitting(state: State, entries: Entries) -> Mask:
+    """Entries whose namespace is known and has such a part of that length."""
+    good = np.zeros(len(entries), np.bool_)
+    for number in np.unique(entries.namespaces).tolist():
+        namespace = state.namespaces.by_id(number)
+        for part, cut in enumerate(namespace.cuts if namespace else ()):
+            mine = (entries.namespaces == number) & (entries.parts == part)
+            good |= mine & (entries.lengths == cut.length) & (entries.chunks == cut.count)
+    return good
+
+
+def _mixed(keys: U64Array, namespaces: npt.NDArray[np.uint16]) -> U64Array:
+    return (keys[:, 0] ^ keys[:, 1] * _MIX[0]) + namespaces.astype(np.uint64) * _MIX[1]
+
+
+def _same(entries: Entries, a: IntArray, b: IntArray, keys: U64Array) -> Mask:
+    """Whether entry a's key is row b of ``keys``, in the same namespace."""
+    return (entries.keys[a] == keys[b]).all(axis=1) & (entries.namespaces[a] == entries.namespaces[b])
+
+
+def _blocks(entries: Entries, good: Mask) -> _Blocks:
+    """Groups the entries by block and follows the parents. A collision of two keys' mixes costs both, never mixes them up."""
+    mixed = _mixed(entries.keys, entries.namespaces)
+    order = np.argsort(mixed, kind="stable")
+    new = np.ones(len(order), np.bool_)
+    new[1:] = ~_same(entries, order[1:], order[:-1], entries.keys)
+    of = np.empty(len(order), np.int64)
+    of[order] = np.cumsum(new) - 1
+    entry = order[new]
+    stamp = np.zeros(len(entry), np.uint32)
+    np.maximum.at(stamp, of, entries.stamps)
+    fits = np.zeros(len(entry), np.bool_)
+    fits[of[good]] = True
+    parent, rooted = _parents(entries, entry, mixed[entry])
+    return _Blocks(entry, of, parent, _reaches_root(parent, rooted & fits), stamp)
+
+
+def _parents(entries: Entries, entry: IntArray, mixed: U64Array) -> tuple[IntArray, Mask]:
+    """Block position of each block's parent (-1: none), and whether that is as it must be."""
+    if not len(entry):
+        return np.empty(0, np.int64), np.empty(0, np.bool_)
+    wanted = _mixed(entries.parents[entry], entries.namespaces[entry])
+    at = np.minimum(np.searchsorted(mixed, wanted), len(mixed) - 1)
+    found = _same(entries, entry[at], entry, entries.parents)
+    found &= entries.blocks[entry[at]].astype(np.int64) + 1 == entries.blocks[entry]
+    root = entries.blocks[entry] == 0
+    return np.where(root, -1, np.where(found, at, -1)), root | found
+
+
+def _reaches_root(parent: IntArray, good: Mask) -> Mask:
+    """Blocks whose whole chain to block 0 is good: each round looks twice as far up as the one before."""
+    sound, above = good.copy(), np.where(good, parent, -1)
+    while (above >= 0).any():
+        here = above >= 0
+        sound[here] &= sound[above[here]]
+        above[here] = above[above[here]]
+    return sound
+
+
+def _first_of_its_kind(entries: Entries, blocks: _Blocks) -> Mask:
+    """False for a second entry of the same (block, part), and where parts of a block disagree about its place."""
+    both = blocks.of * 64 + entries.parts
+    keep = np.zeros(len(entries), np.bool_)
+    keep[np.unique(both, return_index=True)[1]] = True
+    return keep & (entries.blocks == entries.blocks[blocks.entry][blocks.of])
+
+
+# --- into the index -------------------------------------------------------------------------------------------
+
+
+def _insert(state: State, entries: Entries, blocks: _Blocks) -> IntArray:
+    """Row of each block, -1 for those that are not sound (or have no room in the index)."""
+    rows = np.full(len(blocks.entry), -1, np.int64)
+    runs = _runs(entries, blocks)
+    numbers = entries.namespaces[blocks.entry]
+    for run in runs:  # by depth of their first block: parents come first
+        above = int(blocks.parent[run[0]])
+        parent = int(rows[above]) if above >= 0 else -1
+        if (above >= 0 and parent < 0) or len(state.index) + len(run) > state.index.max_blocks:
+            blocks.sound[run] = False
+            continue
+        chosen = blocks.entry[run]
+        rows[run] = state.index.insert_run(
+            int(numbers[run[0]]), entries.keys[chosen], parent, int(entries.blocks[chosen[0]])
+        )
+    _tell_policy(state, blocks, [run for run in runs if blocks.sound[run[0]]], rows)
+    return rows
+
+
+def _runs(entries: Entries, blocks: _Blocks) -> list[IntArray]:
+    """Sound blocks cut into runs of one chain and one stamp, by depth of their first block."""
+    sound = np.flatnonzero(blocks.sound)
+    above = blocks.parent[sound]
+    joined = (above >= 0) & (blocks.stamp[above] == blocks.stamp[sound])
+    after = np.full(len(blocks.entry), -1, np.int64)
+    after[above[joined]] = sound[joined]  # of several children one goes on with the run
+    heads = sound[~(joined & (after[above] == sound))]
+    heads = heads[np.argsort(entries.blocks[blocks.entry[heads]], kind="stable")]
+    follow, found = after.tolist(), []
+    for head in heads.tolist():
+        run = [head]
+        while (head := follow[head]) >= 0:
+            run.append(head)
+        found.append(np.array(run, np.int64))
+    return found
+
+
+def _tell_policy(state: State, blocks: _Blocks, runs: list[IntArray], rows: IntArray) -> None:
+    """In order of last use, with the times they had."""
+    wall, now = time.time(), time.monotonic()
+    for run in sorted(runs, key=lambda run: int(blocks.stamp[run[0]])):
+        above = int(blocks.parent[run[0]])
+        parent = int(rows[above]) if above >= 0 else -1
+        state.policy.inserted(rows[run], parent, 0, 0, now - max(0.0, wall - float(blocks.stamp[run[0]])))
+
+
+def _place(state: State, entries: Entries, keep: Mask, rows: IntArray) -> None:
+    """Locations, READY bits and sizes of the parts that stay."""
+    keep &= rows >= 0
+    index = state.index
+    for part in np.unique(entries.parts[keep]).tolist():
+        mine = np.flatnonzero(keep & (entries.parts == part))
+        mine = mine[: index.parts.max_parts - len(index.parts)]
+        at = index.add_parts(rows[mine], part)
+        index.parts.slot[TierKind.DRAM][at] = entries.slots[mine]
+        index.parts.generation[TierKind.DRAM][at] = entries.generations[mine]
+        index.ready[rows[mine]] |= np.uint64(1 << part)
+        index.importance[rows[mine]] = entries.importance[mine]
+        state.unverified[at] = 1
+        state.unverified_parts += len(at)
+    there = np.unique(rows[keep])
+    index.state[there] = READY
+    _count(state, entries, keep, there)
+
+
+def _count(state: State, entries: Entries, keep: Mask, rows: IntArray) -> None:
+    state.ready_bytes = int(entries.lengths[keep].sum())
+    for namespace in state.namespaces:
+        namespace.rows = int((state.index.namespace[rows] == namespace.id).sum())
+        namespace.bytes = int(entries.lengths[keep & (entries.namespaces == namespace.id)].sum())
+
+
+# --- sessions of the last boot --------------------------------------------------------------------------------
+
+
+def _living_sessions(state: State) -> list[tuple[Session, SlotArray]]:
+    """Sessions of earlier boots whose process lives, and what each may touch. The records of the dead are cleared."""
+    table, found = state.holdings.table, []
+    for index, name in table.recorded():
+        if state.lock_file.locked(index):
+            found.append((Session(index, True, name, table.max_leased_slots, orphan=True), table.permitted(index)))
+        else:
+            table.clear(index)
+    return found
+
+
+def _forget(state: State, entries: Entries, keep: Mask) -> None:
+    """Slots that are not re-adopted become free; those that a living session may touch are taken again after this."""
+    dropped = entries.slots[~keep]
+    if len(dropped):
+        state.dram.free(dropped)
+
+
+def _adopt_sessions(
+    state: State, registry: Registry, entries: Entries, keep: Mask, rows: IntArray,
+    orphans: list[tuple[Session, SlotArray]],
+) -> None:  # fmt: skip
+    """Each living session holds the blocks it may read, and the slots that it may still write to."""
+    kept = np.flatnonzero(keep)
+    order = kept[np.argsort(entries.slots[kept])]
+    for session, permitted in orphans:
+        mine = order[np.isin(entries.slots[order], permitted)]
+        held = np.unique(rows[mine])
+        state.hold(held)
+        lease = Lease(state.holdings.next_id(), held, len(mine), 0, None)
+        session.leases[lease.id] = lease
+        session.loose = state.dram.hold(permitted)
+        registry.adopt(session)

@@ -1,0 +1,142 @@
+"""What all rooms of the store share: the lock and everything it guards, and how a block goes."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter, deque
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.tiers.columns import IntArray, column
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.eviction import make_policy
+from kvstore.tiers.index import EVICTING, BlockIndex
+from kvstore.tiers.leases import Holdings
+from kvstore.tiers.memfile import MemoryFile, lock_path
+from kvstore.tiers.namespaces import Namespace, Namespaces
+from kvstore.tiers.sessions import LockFile, Session, SessionTable
+from kvstore.tiers.tier import NO_SLOT, Tier
+from kvstore.tiers.values import StoreConfig
+
+PIECE = 256  # keys worked on at a time under the lock
+
+
+class State:
+    """Guarded by ``lock``; methods are called with it held unless they say otherwise."""
+
+    def __init__(self, config: StoreConfig, file: MemoryFile) -> None:
+        self.config = config
+        self.file = file
+        self.lock = threading.Lock()
+        self.boot_id = secrets.token_bytes(16)
+        self.dram = DramTier(file, self.lock)
+        self.tiers: tuple[Tier, ...] = (self.dram,)
+        self.namespaces = Namespaces(file)
+        self.lock_file = LockFile(lock_path(file.path))
+        blocks = config.max_blocks or max(65_536, config.capacity_bytes >> 14)
+        self.index = BlockIndex(blocks, config.max_parts or blocks)
+        self.policy = make_policy(config.policy, self.index, self._block_tokens)
+        table = SessionTable(file)
+        self.holdings = Holdings(table, config.max_leased_bytes or config.capacity_bytes // 2)
+        self.sessions: dict[int, Session] = {}
+        self.counters: Counter[str] = Counter()
+        self.unverified: npt.NDArray[np.uint8] = column(config.max_parts or blocks, np.uint8)
+        self.unverified_parts = 0
+        self.ready_bytes = 0
+        self.recovery_seconds = 0.0
+        self.touches: deque[IntArray] = deque(maxlen=4096)  # rows used lately, for the stamps in their headers
+        self.writing = 0  # rows that no part of is READY yet
+
+    def _block_tokens(self, namespace: int) -> int:
+        found = self.namespaces.by_id(namespace)
+        return found.spec.block_tokens if found else 1
+
+    def close(self) -> None:
+        """Lets go of the memory file; nothing may be called after it."""
+        with self.lock:
+            self.dram.close()
+            self.namespaces.close()
+            self.holdings.table.close()
+            self.lock_file.close()
+            self.file.close()
+
+    # --- holding rows --------------------------------------------------------------------------------------
+
+    def hold(self, rows: IntArray) -> None:
+        """Keeps (distinct) rows and their slots where they are."""
+        self.index.leases[rows] += 1
+
+    def unhold(self, rows: IntArray) -> None:
+        """Ends a hold; rows that were only kept for it go now."""
+        index = self.index
+        index.leases[rows] -= 1
+        going = rows[(index.state[rows] == EVICTING) & (index.leases[rows] == 0)]
+        for row in going.tolist():
+            self._remove(row)
+
+    # --- blocks that go ------------------------------------------------------------------------------------
+
+    def drop(self, row: int, cause: str) -> bool:
+        """Drops a block without children: nobody finds it from now on. False: held, so its slots come back later."""
+        index = self.index
+        self.policy.removed(row)
+        self._uncount(row)
+        self.counters["dropped_blocks_" + cause] += 1
+        index.state_at[row] = EVICTING
+        if index.leases_at[row]:
+            index.detach(row)
+            return False
+        self._remove(row)
+        return True
+
+    def drop_subtree(self, row: int, cause: str) -> tuple[int, int]:
+        """Drops a block and everything after it, called *without* the lock. Blocks dropped; those of them still held."""
+        with self.lock:
+            key, number = self.index.key(row), self.index.namespace_at[row]
+        dropped = held = 0
+        while True:
+            with self.lock:
+                if self.index.find_one(number, key) != row:
+                    return dropped, held
+                piece = self.index.descendants(row, PIECE // 4)
+                freed = [self.drop(one, cause) for one in piece]
+            dropped += len(piece)
+            held += freed.count(False)
+
+    def _uncount(self, row: int) -> None:
+        namespace = self.namespace_of(row)
+        ready = self.index.ready_at[row]
+        if not ready:
+            self.writing -= 1
+        size = sum(cut.length for part, cut in enumerate(namespace.cuts) if ready >> part & 1)
+        namespace.bytes -= size
+        self.ready_bytes -= size
+
+    def _remove(self, row: int) -> None:
+        """Frees the slots and the row."""
+        index, parts = self.index, self.index.parts
+        rows = parts.of(row)
+        for tier in self.tiers:
+            slots = [slot for at in rows if (slot := parts.slot_at[tier.kind][at]) != NO_SLOT]
+            if slots:
+                tier.free(np.array(slots, np.uint32))
+        for at in rows:
+            self.verified(at)
+        namespace = self.namespace_of(row)
+        index.remove(row)
+        namespace.rows -= 1
+        if namespace.dropping and not namespace.rows:
+            self.namespaces.finish_drop(namespace)
+
+    def verified(self, part_row: int) -> None:
+        """The part needs no check before use any more."""
+        if self.unverified[part_row]:
+            self.unverified[part_row] = 0
+            self.unverified_parts -= 1
+
+    def namespace_of(self, row: int) -> Namespace:
+        found = self.namespaces.by_id(self.index.namespace_at[row])
+        assert found is not None, "rows keep their namespace's id in use"
+        return found

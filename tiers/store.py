@@ -1,0 +1,333 @@
+"""The block store of one node, as its servers see it: a library without network, asyncio or gRPC."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvstore.core.errors import Closed, ConfigError, InvalidArgument, Unsupported
+from kvstore.core.keys import KeyArray
+from kvstore.tiers.background import Background
+from kvstore.tiers.committing import Committer
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.evicting import Evictor
+from kvstore.tiers.housekeeping import Housekeeper
+from kvstore.tiers.layout import Layout
+from kvstore.tiers.matching import Found, Matcher, part_mask
+from kvstore.tiers.memfile import MemoryFile
+from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.recovery import recover
+from kvstore.tiers.registry import POLL_SECONDS, Registry
+from kvstore.tiers.sessions import LockFile, Session
+from kvstore.tiers.state import State
+from kvstore.tiers.tier import U16Array, U64Array
+from kvstore.tiers.values import (
+    AckLevel,
+    Acquired,
+    ChainSlice,
+    MatchResult,
+    MissReason,
+    NamespaceStat,
+    NamespaceView,
+    Reserved,
+    StoreConfig,
+    StoreStat,
+)
+from kvstore.tiers.verifying import Verifier
+from kvstore.tiers.writing import Writer
+
+_PRESSURE_SECONDS = 0.05
+
+__all__ = ["BlockStore", "ChainSlice", "Session", "StoreConfig"]
+
+
+class BlockStore:
+    """Blocks in tiers, and everything known about them. Safe to use from any number of threads.
+
+    A namespace is meant by the handle that ``open_namespace`` gave. Keys are arrays of shape (n, 2). Errors are
+    those of ``kvstore.core.errors``; a refused call has no effect.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        """Opens or makes the memory file and re-adopts what lies in it. Raises ConfigError."""
+        _check(config)
+        self.config = config
+        file = MemoryFile(config.memory_file, config.node_id, config.product, self._plan)
+        self._state = State(config, file)
+        self._committer = Committer(self._state)
+        self._registry = Registry(self._state, self._committer)
+        self._evictor = Evictor(self._state)
+        self._matcher = Matcher(self._state)
+        self._writer = Writer(self._state, self._evictor.make_room)
+        self._verifier = Verifier(self._state)
+        self._housekeeper = Housekeeper(self._state)
+        if not file.fresh:
+            recover(self._state, self._registry)
+        self._evictor.grow()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._threads = self._start()
+
+    def _plan(self, page: int) -> Layout:
+        config = self.config
+        return Layout.plan(
+            config.capacity_bytes, page, config.max_sessions, config.segment_bytes, config.max_leased_slots
+        )
+
+    def _start(self) -> list[Background]:
+        self._reaper = Background("reaper", self._reap, self._failed)
+        self._registry.wake = self._reaper.wake
+        self._pressure = Background("evict", self._relieve, self._failed)
+        threads = [self._reaper, self._pressure, Background("housekeeping", self._housekeeper.step, self._failed)]
+        if self.config.prefault:
+            threads.append(Background("prefault", lambda: 0.0 if self._evictor.grow() else None, self._failed))
+        return threads
+
+    def close(self) -> None:
+        """Stops the threads and unmaps the file, which keeps everything for the next start."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        for thread in self._threads:
+            thread.stop()
+        self._housekeeper.flush()
+        self._state.close()
+
+    def __enter__(self) -> BlockStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what servers need to know -------------------------------------------------------------------------
+
+    @property
+    def dram(self) -> DramTier:
+        """The DRAM tier: ``writable`` and ``readable`` give bytes at an offset of the memory file."""
+        return self._state.dram
+
+    @property
+    def boot_id(self) -> bytes:
+        """16 bytes, new at each start."""
+        return self._state.boot_id
+
+    @property
+    def memory_file(self) -> MemoryFile:
+        """Its size, segments, and descriptors to pass to clients."""
+        return self._state.file
+
+    @property
+    def lock_file(self) -> LockFile:
+        """Its descriptor to pass to clients, and its device and inode."""
+        return self._state.lock_file
+
+    # --- namespaces ----------------------------------------------------------------------------------------
+
+    def open_namespace(self, canonical: bytes, strict: bool = False) -> NamespaceView:
+        """Finds or makes a namespace. Raises InvalidArgument, NamespaceMismatch (when strict), NoSpace (table full)."""
+        with self._use().lock:
+            return self._state.namespaces.open(canonical, strict)
+
+    def namespaces(self) -> list[NamespaceStat]:
+        """All namespaces with their sizes."""
+        with self._use().lock:
+            return [self._describe(namespace) for namespace in self._state.namespaces]
+
+    def namespace(self, root: bytes) -> NamespaceView:
+        """The namespace of a root. Raises UnknownNamespace."""
+        with self._use().lock:
+            found = self._state.namespaces.by_root(root)
+            return NamespaceView(found.handle, found.root, found.spec)
+
+    def drop_namespace(self, root: bytes) -> tuple[int, int]:
+        """Drops a namespace with all its blocks: how many, and how many of them a lease still keeps. Raises UnknownNamespace."""
+        with self._use().lock:
+            found = self._state.namespaces.by_root(root)
+        return self._evictor.drop_namespace(found)
+
+    def _describe(self, found: Namespace) -> NamespaceStat:
+        idle = max(0.0, time.time() - found.used)
+        blocks = self._state.index.blocks_of(found.id)
+        return NamespaceStat(found.handle, found.root, found.spec, found.canonical, blocks, found.bytes, idle)
+
+    def _namespace(self, handle: int) -> Namespace:
+        return self._use().namespaces.by_handle(handle)
+
+    # --- sessions ------------------------------------------------------------------------------------------
+
+    def open_session(self, shared_memory: bool, name: str = "") -> Session:
+        """A new session. Raises Busy at ``max_sessions``."""
+        self._use()
+        return self._registry.open(shared_memory, name)
+
+    def session_locked(self, session: Session) -> bool:
+        """The session's process holds its byte of the lock file."""
+        return self._use().lock_file.locked(session.index)
+
+    def close_session(self, session: Session) -> None:
+        """The client is gone. What a shared-memory session held comes back when its process has let go of its lock."""
+        self._use()
+        self._registry.close(session)
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def match(self, namespace: int, keys: KeyArray, parts: Sequence[int] = (), request_id: int = 0) -> MatchResult:
+        """The longest cached prefix of a whole chain, by part and tier. With a request id it counts as use."""
+        found = self._matcher.match(self._namespace(namespace), keys, parts, request_id)
+        self._count("match", len(keys), found.blocks, found.miss)
+        return found
+
+    def acquire(
+        self, session: Session, namespace: int, keys: KeyArray, first_block: int = 0, parts: Sequence[int] = (),
+        request_id: int = 0, max_blocks: int = 0, spans: Sequence[range] | None = None,
+    ) -> Acquired:  # fmt: skip
+        """Leases the cached blocks of a whole chain from ``first_block`` on (at most ``max_blocks``, 0: no limit).
+
+        ``spans``: for each part the chunks whose checksums are wanted, all when None. Raises InvalidArgument,
+        SessionLost, UnknownNamespace.
+        """
+        space = self._namespace(namespace)
+        wanted, mask = part_mask(space, parts)
+        if first_block < 0:
+            raise InvalidArgument(f"first_block is {first_block}, not 0 or more", field="first_block")
+        found, miss = self._acquire_sound(session, space, keys, first_block, wanted, mask, request_id, max_blocks)
+        space.used = time.time()
+        answer = self._matcher.answer(space, found, first_block, wanted, spans, miss)
+        self._count("acquire", len(keys), answer.prefix_blocks, miss)
+        return answer
+
+    def _acquire_sound(
+        self, session: Session, space: Namespace, keys: KeyArray, first: int, parts: tuple[int, ...], mask: int,
+        request: int, most: int,
+    ) -> tuple[Found, MissReason]:  # fmt: skip
+        """Acquires again until everything leased has passed its checks; what fails is dropped."""
+        failed = False
+        while True:
+            found = self._matcher.acquire(session, space, keys, first, parts, mask, request, most)
+            lease = found.lease
+            leased = keys[first : first + len(lease.rows)] if lease else keys[:0]
+            bad = self._verifier.first_bad(space, leased, parts, found.part_rows, found.slots)
+            if bad is None or lease is None:
+                break
+            failed = True
+            self._state.counters["checksum_failures"] += 1
+            self._state.drop_subtree(int(lease.rows[bad]), "checksum")
+            self._registry.release(session, [lease.id])
+        miss = found.miss or self._matcher.miss(space, keys, found.prefix, mask)
+        return found, MissReason.CHECKSUM if failed and found.prefix < len(keys) else miss
+
+    def release(self, session: Session, leases: Sequence[int]) -> list[bool]:
+        """Gives leases back; for each whether it was held until now."""
+        self._use()
+        return self._registry.release(session, list(leases))
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, session: Session, namespace: int, chain: ChainSlice, parts: Sequence[int] = (), request_id: int = 0,
+        importance: U16Array | None = None, appended_tokens: int = 0, ack: int = AckLevel.VISIBLE,
+    ) -> Reserved:  # fmt: skip
+        """Slots for the blocks of ``chain`` that are not here, to be filled and committed or aborted by the caller.
+
+        Raises InvalidArgument, BadKey, SessionLost, UnknownNamespace, Unsupported.
+        """
+        _check_ack(ack)
+        space = self._namespace(namespace)
+        space.used = time.time()
+        wanted, _ = part_mask(space, parts)
+        return self._writer.reserve(session, space, chain, wanted, request_id, importance, appended_tokens)
+
+    def commit(self, session: Session, reservation: int, checksums: U64Array, ack: int = AckLevel.VISIBLE) -> bytes:
+        """Makes reserved blocks visible; one PutOutcome byte each. ``checksums``: of every chunk, in the order of the slots.
+
+        Raises InvalidArgument, SessionLost, Unsupported.
+        """
+        _check_ack(ack)
+        self._use()
+        return self._committer.commit(session, reservation, checksums)
+
+    def abort(self, session: Session, reservation: int) -> None:
+        """Gives a reservation up; the caller writes to its slots no more. Raises InvalidArgument, SessionLost."""
+        self._use()
+        self._committer.abort(session, reservation)
+
+    # --- dropping ------------------------------------------------------------------------------------------
+
+    def evict(self, namespace: int, keys: KeyArray) -> tuple[int, int, int]:
+        """Drops blocks and what hangs on them: blocks dropped, those of them a lease still keeps, keys absent."""
+        return self._evictor.evict(self._namespace(namespace), keys)
+
+    def purge(self) -> tuple[int, int]:
+        """Drops every block of every namespace: how many, and those of them a lease still keeps."""
+        dropped = [self._evictor.drop_all(found, "purged") for found in self._use().namespaces]
+        return sum(one[0] for one in dropped), sum(one[1] for one in dropped)
+
+    # --- numbers -------------------------------------------------------------------------------------------
+
+    def stat(self) -> StoreStat:
+        """Everything a status page shows, taken at one moment."""
+        state = self._use()
+        index = state.index
+        with state.lock:
+            sessions = list(state.sessions.values())
+            return StoreStat(
+                boot_id=state.boot_id, tiers=tuple(tier.stat() for tier in state.tiers),
+                blocks=len(index) - state.writing, writing=state.writing,
+                leased_blocks=int(np.count_nonzero(index.leases[: index.rows_used])),
+                leases=sum(len(one.leases) for one in sessions),
+                reservations=sum(len(one.reservations) for one in sessions),
+                sessions=sum(not one.orphan for one in sessions), orphan_sessions=sum(one.orphan for one in sessions),
+                unverified=state.unverified_parts, index_bytes=index.nbytes + state.policy.nbytes,
+                ready_bytes=state.ready_bytes, counters=dict(state.counters),
+                namespaces=tuple(self._describe(found) for found in state.namespaces),
+            )  # fmt: skip
+
+    def _count(self, what: str, asked: int, found: int, miss: MissReason) -> None:
+        with self._state.lock:
+            counters = self._state.counters
+            counters[what + "_calls"] += 1
+            counters[what + "_hit_blocks"] += found
+            if miss:
+                counters[f"{what}_miss_blocks_{miss.name.lower()}"] += asked - found
+
+    # --- threads -------------------------------------------------------------------------------------------
+
+    def _reap(self) -> float | None:
+        return POLL_SECONDS if self._registry.reap() else None
+
+    def _relieve(self) -> float:
+        return 0.0 if self._evictor.keep_watermarks() else _PRESSURE_SECONDS
+
+    def _failed(self, thread: str) -> None:
+        with self._state.lock:
+            self._state.counters["background_failures"] += 1
+
+    def _use(self) -> State:
+        if self._closed:
+            raise Closed("the store is closed")
+        return self._state
+
+
+def _check(config: StoreConfig) -> None:
+    if len(config.node_id) != 16:
+        raise ConfigError(f"node_id is {len(config.node_id)} bytes, not 16")
+    if not 0 < config.low_watermark <= config.high_watermark <= 1:
+        raise ConfigError(
+            f"low_watermark {config.low_watermark} and high_watermark {config.high_watermark} must be above 0, at most 1, "
+            "and in this order"
+        )
+    if config.max_sessions < 1:
+        raise ConfigError(f"max_sessions is {config.max_sessions}, not 1 or more")
+
+
+def _check_ack(ack: int) -> None:
+    if ack != AckLevel.VISIBLE:
+        known = ack in list(AckLevel)
+        name = AckLevel(ack).name.lower() if known else str(ack)
+        raise Unsupported(
+            f"acknowledgement level {name!r} is not supported by this node as it is configured; use 'visible'", ack=name
+        )
