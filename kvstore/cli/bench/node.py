@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -56,13 +57,11 @@ class OwnNode:
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 break
-            try:
-                with Client(self.shm_target, on_failure="raise") as client:
+            if (self._folder / "node.sock").exists():
+                with suppress(errors.NotServed), Client(self.shm_target, timeout=5, on_failure="raise") as client:
                     stat = client.stat()
-                if all(tier.segments_ready == tier.segments for tier in stat.tiers):
-                    return str(stat.data_address)
-            except errors.NotServed:
-                pass
+                    if all(tier.segments_ready == tier.segments for tier in stat.tiers):
+                        return str(stat.data_address)
             time.sleep(0.05)
         log = (self._folder / "node.log").read_text(errors="replace")
         raise errors.Unavailable(f"the benchmark's node did not start:\n{log[-2000:]}")
