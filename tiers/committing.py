@@ -25,7 +25,10 @@ class Committer:
         self._state = state
 
     def commit(self, session: Session, number: int, checksums: U64Array) -> bytes:
-        """One PutOutcome byte for each reserved key. ``checksums``: of all chunks, block-major by part. Raises InvalidArgument."""
+        """One PutOutcome byte for each reserved key. ``checksums``: of all chunks, block-major by part.
+
+        Raises InvalidArgument, SessionLost.
+        """
         reservation = self._finish(session, number, checksums)
         sums = np.asarray(checksums, np.uint64).reshape(len(reservation.rows), sum(reservation.chunks))
         stamp = int(time.time())
@@ -86,8 +89,9 @@ class Committer:
             first += chunks
         self._show(reservation, rows[alive])
         state.unhold(rows)
-        stored = int(alive.sum())
-        state.counters["stored_blocks"] += stored
+        stored = int(np.count_nonzero(alive))
+        state.counters["put_blocks_stored"] += stored
+        state.counters["put_blocks_parent_missing"] += len(rows) - stored
         return np.where(alive, PutOutcome.STORED, PutOutcome.PARENT_MISSING).astype(np.uint8).tobytes()
 
     def _record(

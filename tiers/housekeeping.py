@@ -1,4 +1,4 @@
-"""What the memory file learns a little later: when slots and namespaces were last used, for the order after a restart."""
+"""What the memory file learns a little later: when slots and namespaces were last used."""
 
 from __future__ import annotations
 

@@ -86,8 +86,16 @@ class Matcher:
         if request:
             self._touch_again(namespace, keys, blocks, path, request)
         namespace.used = time.time()
+        self._count(len(keys), blocks)
         found = tuple(_part_match(namespace, part, ready) for part in wanted)
         return MatchResult(blocks, ((TierKind.DRAM, blocks),), found, miss)
+
+    def _count(self, asked: int, found: int) -> None:
+        with self._state.lock:
+            counters = self._state.counters
+            counters["match_calls"] += 1
+            counters["match_hit_blocks"] += found
+            counters["match_missed_blocks"] += asked - found
 
     def _touch_again(
         self, namespace: Namespace, keys: KeyArray, blocks: int, path: list[IntArray], request: int
@@ -209,23 +217,23 @@ class Matcher:
 
     # --- answers -------------------------------------------------------------------------------------------
 
-    def answer(
-        self, namespace: Namespace, found: Found, first: int, parts: tuple[int, ...], spans: Sequence[range] | None,
-        miss: MissReason,
-    ) -> Acquired:  # fmt: skip
+    def answer(self, found: Found, first: int, spans: Sequence[range], miss: MissReason) -> Acquired:
         """What the client is told; called without the lock, the lease keeps everything in place."""
         lease = found.lease
         if lease is None:
             served = min(first, found.prefix)
             return Acquired(0, served, found.prefix, NO_OFFSETS, NO_GENERATIONS, NO_OFFSETS, miss)
-        sums = [
-            self.checksums(slots, spans[at] if spans else range(namespace.cuts[part].count))
-            for at, (part, slots) in enumerate(zip(parts, found.slots, strict=True))
-        ]
+        sums = [self.checksums(slots, span) for slots, span in zip(found.slots, spans, strict=True)]
         checksums = sums[0] if len(sums) == 1 else np.concatenate(sums, axis=1)
-        offsets = flat(found.slots).astype(np.uint64) << _SHIFT
-        blocks = first + len(lease.rows)
-        return Acquired(lease.id, blocks, found.prefix, offsets, flat(found.generations), checksums.reshape(-1), miss)
+        return Acquired(
+            lease=lease.id,
+            blocks=first + len(lease.rows),
+            prefix_blocks=found.prefix,
+            offsets=flat(found.slots).astype(np.uint64) << _SHIFT,
+            generations=flat(found.generations),
+            checksums=checksums.reshape(-1),
+            miss=miss,
+        )
 
     def checksums(self, slots: SlotArray, chunks: range) -> U64Array:
         """Of chunks of each slot, shape (n, chunks); zeros for holes."""

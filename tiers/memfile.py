@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -173,10 +174,8 @@ class MemoryFile:
     def close(self) -> None:
         """Unmaps and unlocks; the file stays. Views that callers still hold stay valid until they go."""
         del self.words, self.half_words
-        try:
+        with contextlib.suppress(BufferError):  # a caller holds a view; the mapping goes with it
             self.map.close()
-        except BufferError:
-            pass  # a caller holds a view; the mapping goes with it
         os.close(self._fd)
 
 

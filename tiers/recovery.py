@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class _Blocks:
-    """Distinct blocks among the entries, by position; ``entry`` is one entry of each, ``of`` the block of each entry."""
+    """Distinct blocks among the entries. ``entry``: one entry of each block; ``of``: the block of each entry."""
 
     entry: IntArray
     of: IntArray
@@ -53,15 +54,12 @@ def recover(state: State, registry: Registry) -> None:
 
 
 def _joined(batches: list[Entries]) -> Entries:
-    if len(batches) == 1:
-        return batches[0]
-    empty = {"keys": np.empty((0, 2), np.uint64), "parents": np.empty((0, 2), np.uint64)}
-    columns = {
-        field.name: np.concatenate([getattr(batch, field.name) for batch in batches])
-        if batches
-        else empty.get(field.name, np.empty(0, np.uint64))
-        for field in fields(Entries)
-    }
+    wide = np.empty((0, 2), np.uint64)
+    nothing = {"keys": wide, "parents": wide, "checksums": np.empty(0, np.uint64)}
+    columns: dict[str, Any] = {}
+    for field in fields(Entries):
+        found = [getattr(batch, field.name) for batch in batches] or [nothing.get(field.name, np.empty(0, np.int64))]
+        columns[field.name] = np.concatenate(found)
     return Entries(**columns)
 
 
@@ -80,16 +78,16 @@ def _fitting(state: State, entries: Entries) -> Mask:
 
 
 def _mixed(keys: U64Array, namespaces: npt.NDArray[np.uint16]) -> U64Array:
-    return (keys[:, 0] ^ keys[:, 1] * _MIX[0]) + namespaces.astype(np.uint64) * _MIX[1]
+    return np.asarray((keys[:, 0] ^ keys[:, 1] * _MIX[0]) + namespaces.astype(np.uint64) * _MIX[1])
 
 
 def _same(entries: Entries, a: IntArray, b: IntArray, keys: U64Array) -> Mask:
     """Whether entry a's key is row b of ``keys``, in the same namespace."""
-    return (entries.keys[a] == keys[b]).all(axis=1) & (entries.namespaces[a] == entries.namespaces[b])
+    return np.asarray((entries.keys[a] == keys[b]).all(axis=1) & (entries.namespaces[a] == entries.namespaces[b]))
 
 
 def _blocks(entries: Entries, good: Mask) -> _Blocks:
-    """Groups the entries by block and follows the parents. A collision of two keys' mixes costs both, never mixes them up."""
+    """Groups the entries by block and follows the parents. Two keys with the same mix can only cost blocks."""
     mixed = _mixed(entries.keys, entries.namespaces)
     order = np.argsort(mixed, kind="stable")
     new = np.ones(len(order), np.bool_)
@@ -132,7 +130,7 @@ def _first_of_its_kind(entries: Entries, blocks: _Blocks) -> Mask:
     both = blocks.of * 64 + entries.parts
     keep = np.zeros(len(entries), np.bool_)
     keep[np.unique(both, return_index=True)[1]] = True
-    return keep & (entries.blocks == entries.blocks[blocks.entry][blocks.of])
+    return np.asarray(keep & (entries.blocks == entries.blocks[blocks.entry][blocks.of]))
 
 
 # --- into the index -------------------------------------------------------------------------------------------

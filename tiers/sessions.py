@@ -138,4 +138,4 @@ class SessionTable:
     def permitted(self, index: int) -> SlotArray:
         """Slots that a session may touch."""
         row = self._leased[index]
-        return row[row != 0].copy()
+        return np.asarray(row[row != 0], np.uint32)

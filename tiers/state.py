@@ -79,7 +79,7 @@ class State:
     # --- blocks that go ------------------------------------------------------------------------------------
 
     def drop(self, row: int, cause: str) -> bool:
-        """Drops a block without children: nobody finds it from now on. False: held, so its slots come back later."""
+        """Drops a block without children: nobody finds it any more. False: held, so its slots come back later."""
         index = self.index
         self.policy.removed(row)
         self._uncount(row)

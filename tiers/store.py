@@ -8,20 +8,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvstore.core.errors import Closed, ConfigError, InvalidArgument, Unsupported
+from kvstore.core.errors import Closed, ConfigError, Unsupported
 from kvstore.core.keys import KeyArray
+from kvstore.core.namespace import NamespaceSpec
 from kvstore.tiers.background import Background
 from kvstore.tiers.committing import Committer
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.evicting import Evictor
 from kvstore.tiers.housekeeping import Housekeeper
 from kvstore.tiers.layout import Layout
-from kvstore.tiers.matching import Found, Matcher, part_mask
+from kvstore.tiers.matching import Matcher, part_mask
 from kvstore.tiers.memfile import MemoryFile
 from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.reading import Reader
 from kvstore.tiers.recovery import recover
 from kvstore.tiers.registry import POLL_SECONDS, Registry
-from kvstore.tiers.sessions import LockFile, Session
+from kvstore.tiers.sessions import Session
 from kvstore.tiers.state import State
 from kvstore.tiers.tier import U16Array, U64Array
 from kvstore.tiers.values import (
@@ -29,14 +31,13 @@ from kvstore.tiers.values import (
     Acquired,
     ChainSlice,
     MatchResult,
-    MissReason,
     NamespaceStat,
     NamespaceView,
     Reserved,
+    SharedMemory,
     StoreConfig,
     StoreStat,
 )
-from kvstore.tiers.verifying import Verifier
 from kvstore.tiers.writing import Writer
 
 _PRESSURE_SECONDS = 0.05
@@ -62,7 +63,7 @@ class BlockStore:
         self._evictor = Evictor(self._state)
         self._matcher = Matcher(self._state)
         self._writer = Writer(self._state, self._evictor.make_room)
-        self._verifier = Verifier(self._state)
+        self._reader = Reader(self._state, self._matcher, self._registry)
         self._housekeeper = Housekeeper(self._state)
         if not file.fresh:
             recover(self._state, self._registry)
@@ -115,15 +116,21 @@ class BlockStore:
         """16 bytes, new at each start."""
         return self._state.boot_id
 
-    @property
-    def memory_file(self) -> MemoryFile:
-        """Its size, segments, and descriptors to pass to clients."""
-        return self._state.file
+    def shared_memory(self) -> SharedMemory:
+        """What a client needs to know before it maps the memory file."""
+        file, lock_file = self._use().file, self._state.lock_file
+        return SharedMemory(
+            bytes=file.layout.file_bytes, segment_bytes=file.layout.segment_bytes, data_offset=file.layout.data_at,
+            lock_descriptor=lock_file.descriptor, lock_device=lock_file.device, lock_inode=lock_file.inode,
+        )  # fmt: skip
 
-    @property
-    def lock_file(self) -> LockFile:
-        """Its descriptor to pass to clients, and its device and inode."""
-        return self._state.lock_file
+    def open_reader(self) -> int:
+        """A new read-only descriptor of the memory file, to pass to a client; the caller closes it."""
+        return self._use().file.open_reader()
+
+    def open_writer(self) -> int:
+        """A new writable descriptor of the memory file, to pass to a client; the caller closes it."""
+        return self._use().file.open_writer()
 
     # --- namespaces ----------------------------------------------------------------------------------------
 
@@ -137,14 +144,18 @@ class BlockStore:
         with self._use().lock:
             return [self._describe(namespace) for namespace in self._state.namespaces]
 
-    def namespace(self, root: bytes) -> NamespaceView:
+    def namespace_at(self, root: bytes) -> NamespaceView:
         """The namespace of a root. Raises UnknownNamespace."""
         with self._use().lock:
             found = self._state.namespaces.by_root(root)
             return NamespaceView(found.handle, found.root, found.spec)
 
+    def spec(self, namespace: int) -> NamespaceSpec:
+        """The spec of a handle. Raises UnknownNamespace."""
+        return self._namespace(namespace).spec
+
     def drop_namespace(self, root: bytes) -> tuple[int, int]:
-        """Drops a namespace with all its blocks: how many, and how many of them a lease still keeps. Raises UnknownNamespace."""
+        """Drops a namespace with all its blocks: how many, those of them a lease still keeps. Raises UnknownNamespace."""
         with self._use().lock:
             found = self._state.namespaces.by_root(root)
         return self._evictor.drop_namespace(found)
@@ -177,48 +188,21 @@ class BlockStore:
 
     def match(self, namespace: int, keys: KeyArray, parts: Sequence[int] = (), request_id: int = 0) -> MatchResult:
         """The longest cached prefix of a whole chain, by part and tier. With a request id it counts as use."""
-        found = self._matcher.match(self._namespace(namespace), keys, parts, request_id)
-        self._count("match", len(keys), found.blocks, found.miss)
-        return found
+        return self._matcher.match(self._namespace(namespace), keys, parts, request_id)
 
     def acquire(
         self, session: Session, namespace: int, keys: KeyArray, first_block: int = 0, parts: Sequence[int] = (),
-        request_id: int = 0, max_blocks: int = 0, spans: Sequence[range] | None = None,
+        request_id: int = 0, max_blocks: int = 0, range_offset: int = 0, range_length: int = 0,
     ) -> Acquired:  # fmt: skip
         """Leases the cached blocks of a whole chain from ``first_block`` on (at most ``max_blocks``, 0: no limit).
 
-        ``spans``: for each part the chunks whose checksums are wanted, all when None. Raises InvalidArgument,
-        SessionLost, UnknownNamespace.
+        The range (bytes of each part, 0 and 0: all) says whose chunks' checksums are wanted. Raises InvalidArgument,
+        MisalignedRange, SessionLost, UnknownNamespace.
         """
-        space = self._namespace(namespace)
-        wanted, mask = part_mask(space, parts)
-        if first_block < 0:
-            raise InvalidArgument(f"first_block is {first_block}, not 0 or more", field="first_block")
-        found, miss = self._acquire_sound(session, space, keys, first_block, wanted, mask, request_id, max_blocks)
-        space.used = time.time()
-        answer = self._matcher.answer(space, found, first_block, wanted, spans, miss)
-        self._count("acquire", len(keys), answer.prefix_blocks, miss)
-        return answer
-
-    def _acquire_sound(
-        self, session: Session, space: Namespace, keys: KeyArray, first: int, parts: tuple[int, ...], mask: int,
-        request: int, most: int,
-    ) -> tuple[Found, MissReason]:  # fmt: skip
-        """Acquires again until everything leased has passed its checks; what fails is dropped."""
-        failed = False
-        while True:
-            found = self._matcher.acquire(session, space, keys, first, parts, mask, request, most)
-            lease = found.lease
-            leased = keys[first : first + len(lease.rows)] if lease else keys[:0]
-            bad = self._verifier.first_bad(space, leased, parts, found.part_rows, found.slots)
-            if bad is None or lease is None:
-                break
-            failed = True
-            self._state.counters["checksum_failures"] += 1
-            self._state.drop_subtree(int(lease.rows[bad]), "checksum")
-            self._registry.release(session, [lease.id])
-        miss = found.miss or self._matcher.miss(space, keys, found.prefix, mask)
-        return found, MissReason.CHECKSUM if failed and found.prefix < len(keys) else miss
+        return self._reader.acquire(
+            session, self._namespace(namespace), keys, first_block, parts, request_id, max_blocks, range_offset,
+            range_length,
+        )  # fmt: skip
 
     def release(self, session: Session, leases: Sequence[int]) -> list[bool]:
         """Gives leases back; for each whether it was held until now."""
@@ -242,7 +226,7 @@ class BlockStore:
         return self._writer.reserve(session, space, chain, wanted, request_id, importance, appended_tokens)
 
     def commit(self, session: Session, reservation: int, checksums: U64Array, ack: int = AckLevel.VISIBLE) -> bytes:
-        """Makes reserved blocks visible; one PutOutcome byte each. ``checksums``: of every chunk, in the order of the slots.
+        """Makes reserved blocks visible; one PutOutcome byte each. ``checksums``: of every chunk, in slot order.
 
         Raises InvalidArgument, SessionLost, Unsupported.
         """
@@ -286,14 +270,6 @@ class BlockStore:
                 namespaces=tuple(self._describe(found) for found in state.namespaces),
             )  # fmt: skip
 
-    def _count(self, what: str, asked: int, found: int, miss: MissReason) -> None:
-        with self._state.lock:
-            counters = self._state.counters
-            counters[what + "_calls"] += 1
-            counters[what + "_hit_blocks"] += found
-            if miss:
-                counters[f"{what}_miss_blocks_{miss.name.lower()}"] += asked - found
-
     # --- threads -------------------------------------------------------------------------------------------
 
     def _reap(self) -> float | None:
@@ -317,8 +293,8 @@ def _check(config: StoreConfig) -> None:
         raise ConfigError(f"node_id is {len(config.node_id)} bytes, not 16")
     if not 0 < config.low_watermark <= config.high_watermark <= 1:
         raise ConfigError(
-            f"low_watermark {config.low_watermark} and high_watermark {config.high_watermark} must be above 0, at most 1, "
-            "and in this order"
+            f"low_watermark {config.low_watermark} and high_watermark {config.high_watermark} must be above 0, at most "
+            "1, and in this order"
         )
     if config.max_sessions < 1:
         raise ConfigError(f"max_sessions is {config.max_sessions}, not 1 or more")

@@ -78,7 +78,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class TierStat:
-    """Occupancy of a tier in bytes. ``segments_ready`` of ``segments`` can be handed out; ``trouble``: '' or why not."""
+    """Occupancy of a tier. ``segments_ready`` of ``segments`` can be handed out; ``trouble``: "" or why not more."""
 
     name: str
     capacity_bytes: int
@@ -143,7 +143,7 @@ class Tier(ABC):
         """The slot's bytes in place, where the tier is mapped host memory; else None: use ``read``."""
         return None
 
-    def sync(self) -> None:
+    def sync(self) -> None:  # noqa: B027
         """Returns when everything recorded so far survives what this tier survives (NVMe: power loss)."""
 
     @abstractmethod

@@ -72,6 +72,22 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """The memory file and the lock file, for clients on this host. Segments begin at ``data_offset``.
+
+    ``lock_descriptor`` stays the store's: duplicate it to pass it on, and close no duplicate in a process that holds
+    locks of its own on the file.
+    """
+
+    bytes: int
+    segment_bytes: int
+    data_offset: int
+    lock_descriptor: int
+    lock_device: int
+    lock_inode: int
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceView:
     """A namespace as it was opened. ``handle`` names it until the node's next boot.
 
@@ -119,7 +135,7 @@ class PartMatch:
 
 @dataclass(frozen=True, slots=True)
 class MatchResult:
-    """``blocks``: longest prefix with every prefix part asked for. ``tiers``: prefix served from that tier or a faster one."""
+    """``blocks``: longest prefix with every prefix part asked for. ``tiers``: prefix by tier, or faster ones."""
 
     blocks: int
     tiers: tuple[tuple[TierKind, int], ...]

@@ -22,6 +22,7 @@ from kvstore.tiers.values import NO_GENERATIONS, NO_OFFSETS, ChainSlice, PutOutc
 
 _ATTEMPTS = 8  # times that one piece of a put makes room before it says NO_SPACE
 _SHIFT = np.uint64(GRANULE.bit_length() - 1)
+_UNSTORED = tuple(outcome for outcome in PutOutcome if outcome != PutOutcome.STORED)
 MakeRoom = Callable[["SlotClass | None", int], int]
 
 
@@ -80,12 +81,13 @@ class Writer:
         return self._answer(session, made, b"".join(outcomes))
 
     def _answer(self, session: Session, made: list[Reservation], codes: bytes) -> Reserved:
-        if not made:
-            return Reserved(0, codes, NO_OFFSETS, NO_GENERATIONS)
-        whole = made[0]
-        if len(made) > 1:
-            with self._state.lock:
-                whole = self._join(session, made)
+        with self._state.lock:
+            for outcome in _UNSTORED:
+                if outcome in codes:
+                    self._state.counters["put_blocks_" + outcome.name.lower()] += codes.count(outcome)
+            if not made:
+                return Reserved(0, codes, NO_OFFSETS, NO_GENERATIONS)
+            whole = made[0] if len(made) == 1 else self._join(session, made)
         offsets = whole.slots.reshape(-1).astype(np.uint64) << _SHIFT
         return Reserved(whole.id, codes, offsets, whole.generations.reshape(-1))
 
