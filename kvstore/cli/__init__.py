@@ -1,0 +1,29 @@
+"""The command `kvstore`. Its libraries (typer, rich) are extras: without them it says which one to install."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+_NEEDS = {"node": ("node",), "demo": ("decoder", "node"), "bench": ("node",)}  # extras by command; others: cli
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; the exit status. 2: it was called or configured wrongly, 1: it could not do its work."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ModuleNotFoundError as error:
+        return missing(error.name or "a library", given[0] if given else "")
+    from kvstore.cli.app import run
+
+    return run(given)
+
+
+def missing(library: str, command: str) -> int:
+    """Says which extras bring a library that is not installed."""
+    wanted = " ".join(f"'kvstore-llm[{extra}]'" for extra in _NEEDS.get(command, ("cli",)))
+    name = f"kvstore {command}".strip()
+    print(f"error: {name} needs {library}, which is not installed\nhint: pip install {wanted}", file=sys.stderr)
+    return 2

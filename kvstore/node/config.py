@@ -150,10 +150,11 @@ class NodeConfig:
         "Directory of the node's identity; one living node at a time.",
         default_text="$XDG_STATE_HOME/kvstore, else ~/.local/state/kvstore",
     )
+    memory_dir: Path = _setting(PATH, Path("/dev/shm"), "Directory of the memory file, on tmpfs or hugetlbfs.")
     memory_file: Path | None = _setting(
         PATH_OR_AUTO,
         None,
-        "The memory file, on tmpfs or hugetlbfs. auto: /dev/shm/kvstore-<node id>.mem.",
+        "Path of the memory file, instead of memory_dir. auto: kvstore-<node id>.mem in memory_dir.",
     )
     capacity: int | None = _setting(
         SIZE_OR_AUTO,
@@ -163,10 +164,11 @@ class NodeConfig:
     segment_bytes: int | None = _setting(
         SIZE_OR_AUTO,
         None,
-        "Unit in which DRAM is cut by slot size; a power of two; no part of a block may be larger. auto: 64MiB, less for small capacities.",
+        "Pieces in which DRAM is dedicated to slot sizes; a power of two, and the largest part of a block. "
+        "auto: 64MiB, less for small capacities.",
     )
     max_blocks: int | None = _setting(
-        COUNT_OR_AUTO, None, "Rows of the index. auto: one for each 4 KiB of capacity, at most 8 million."
+        COUNT_OR_AUTO, None, "Rows of the index. auto: one for each 16 KiB of capacity, at least 65536."
     )
     eviction: str = _setting(_one_of("lru", "turnscore"), "lru", "Which blocks go first when room is needed.")
     high_watermark: float = _setting(RATIO, 0.95, "Share of used slots above which eviction starts.")
@@ -202,7 +204,8 @@ class NodeConfig:
     allow_insecure_network: bool = _setting(
         FLAG,
         False,
-        "Allow to listen beyond loopback without transport security: whoever reaches the port reads and writes all blocks.",
+        "Allow to listen beyond loopback without transport security: "
+        "whoever reaches the port reads and writes all blocks.",
     )
     log_level: str = _setting(_one_of("debug", "info", "warning", "error"), "info", "Least severity that is logged.")
     log_format: str = _setting(_one_of("text", "json"), "text", "How log lines look.")
@@ -324,7 +327,7 @@ def _check_network(config: NodeConfig, key: str, address: Address | None) -> Non
         return
     raise ConfigError(
         f"{key} = {address} is reachable from other machines without transport security; "
-        "listen on 127.0.0.1, or set allow_insecure_network = true if everyone on that network may read and write all blocks",
+        "listen on 127.0.0.1, or set allow_insecure_network = true if all who reach it may read and write all blocks",
         key=key,
     )
 
@@ -350,8 +353,8 @@ _PAGE_HEAD = [
     "Written by `python -m kvstore.node.config`; the table is `kvstore/node/config.py`.",
     "",
     "`kvstore node --config node.toml` reads one TOML file of these keys, without sections. Each key is also an",
-    "environment variable (`KVSTORE_` and the key in capitals) and a flag (`--` and the key with dashes). A flag wins over",
-    "the environment, the environment over the file (`KVSTORE_CONFIG` names it too). An unknown key is an error.",
+    "environment variable (`KVSTORE_` and the key in capitals) and a flag (`--` and the key with dashes). A flag wins",
+    "over the environment, the environment over the file (`KVSTORE_CONFIG` names it too). An unknown key is an error.",
     "`kvstore node --check` reads the configuration, says what is wrong, and exits.",
     "",
     'Sizes: `"8GiB"`, `"64MiB"`, `"4k"` (powers of 1024), `"8GB"` (powers of 1000), or bytes. Durations: `"500ms"`,',

@@ -4,28 +4,309 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-import kvstore
 from kvstore.core.errors import (
-    BadKey,
-    Busy,
-    FrameTooLarge,
+    InternalError,
     InvalidArgument,
+    KVStoreError,
     ProtocolError,
     SessionLost,
-    TooManyKeys,
     Unsupported,
     VersionMismatch,
 )
-from kvstore.core.keys import KEY_BYTES, KeyArray, key_array
-from kvstore.node.identity import Identity
+from kvstore.core.namespace import root_of
+from kvstore.node.checks import checked_ack, checked_first, checked_importance, checked_keys, checked_slice
 from kvstore.node.lane import Lane, Reply
-from kvstore.node.layout import Layout, layout_of
+from kvstore.node.layout import layout_of
+from kvstore.node.network import NetworkOps
 from kvstore.node.sessions import NodeSession, Sessions
+from kvstore.tiers.store import BlockStore
+from kvstore.tiers.values import MatchResult, NamespaceView
 from kvstore.transport.frame import MIN_VERSION, VERSION, Limits, Op
 from kvstore.v1 import data_pb2 as pb
 from kvstore.v1 import types_pb2 as types
+
+_OK = Reply()
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What HELLO tells a client about the node. Addresses are "host:port", empty when off."""
+
+    node_id: bytes
+    boot_id: bytes
+    heartbeat_ms: int
+    limits: Limits
+    control_address: str
+    http_address: str
+    server: str
+
+
+class Handlers:
+    """All ops. Thread-safe: lanes call it from their own threads."""
+
+    def __init__(self, store: BlockStore, sessions: Sessions, greeting: Callable[[], Greeting], limits: Limits) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._greeting = greeting
+        self._limits = limits
+        self._network = NetworkOps(store, limits)
+        self._ops: dict[int, tuple[type[Message], Callable[[Lane, NodeSession, Any], Reply]]] = {
+            Op.ATTACH: (pb.AttachRequest, self._attach),
+            Op.OPEN_NAMESPACE: (pb.OpenNamespaceRequest, self._open_namespace),
+            Op.MATCH: (pb.MatchRequest, self._match),
+            Op.GET: (pb.GetRequest, self._get),
+            Op.RELEASE: (pb.ReleaseRequest, self._release),
+            Op.RESERVE: (pb.ReserveRequest, self._reserve),
+            Op.WRITE: (pb.WriteRequest, self._write),
+            Op.COMMIT: (pb.CommitRequest, self._commit),
+            Op.ABORT: (pb.AbortRequest, self._abort),
+            Op.PUT: (pb.PutRequest, self._put),
+            Op.EVICT: (pb.EvictKeysRequest, self._evict),
+            Op.PING: (pb.PingRequest, self._ping),
+            Op.BYE: (pb.ByeRequest, self._bye),
+        }
+
+    def handle(self, lane: Lane, op: Op, message: bytes) -> Reply:
+        """Serves one request. Raises KVStoreError."""
+        if op is Op.HELLO:
+            return self._hello(lane, _parse(pb.HelloRequest, message, op))
+        session = lane.session
+        if session is None:
+            raise ProtocolError(f"the first frame of a connection must be HELLO, not {op.name}")
+        if session.ended:
+            raise SessionLost("this session has ended; open a new one")
+        kind, run = self._ops[op]
+        return run(lane, session, _parse(kind, message, op))
+
+    # --- session --------------------------------------------------------------------------------------------
+
+    def _hello(self, lane: Lane, request: pb.HelloRequest) -> Reply:
+        if lane.session is not None:
+            raise ProtocolError("HELLO came twice on one connection")
+        version = _common_version(request)
+        if request.shared_memory and not lane.local:
+            raise Unsupported("shared memory needs the unix socket; over TCP ask for a network session")
+        if request.join_session:
+            session = self._sessions.join(lane, request.join_session)
+        else:
+            session = self._sessions.open(lane, request.shared_memory, request.client[:32])
+        return Reply(self._hello_reply(session, version).SerializeToString())
+
+    def _hello_reply(self, session: NodeSession, version: int) -> pb.HelloReply:
+        known = self._greeting()
+        reply = pb.HelloReply(
+            version=version,
+            node_id=known.node_id,
+            boot_id=known.boot_id,
+            session=session.stored.token,
+            heartbeat_ms=known.heartbeat_ms,
+            max_frame_bytes=known.limits.max_frame_bytes,
+            max_keys=known.limits.max_keys,
+            control_address=known.control_address,
+            http_address=known.http_address,
+            server=known.server,
+        )
+        if session.shared_memory:
+            memory = self._store.shared_memory()
+            reply.session_index = session.stored.index
+            reply.lock_dev, reply.lock_ino = memory.lock_device, memory.lock_inode
+            reply.memory_bytes, reply.segment_bytes = memory.bytes, memory.segment_bytes
+        return reply
+
+    def _attach(self, lane: Lane, session: NodeSession, request: pb.AttachRequest) -> Reply:
+        if not session.shared_memory:
+            raise Unsupported("ATTACH needs a session opened with shared_memory")
+        if request.step == pb.AttachRequest.STEP_LOCK_FILE:
+            return _descriptor_reply("lock", os.dup(self._store.shared_memory().lock_descriptor))
+        if request.step not in (pb.AttachRequest.STEP_READ, pb.AttachRequest.STEP_WRITE):
+            raise InvalidArgument(f"ATTACH knows no step {request.step}", field="step", got=request.step)
+        if not self._store.session_locked(session.stored):
+            raise SessionLost(
+                f"byte {session.stored.index} of the lock file is not locked: lock it before memory is attached"
+            )
+        if request.step == pb.AttachRequest.STEP_READ:
+            return _descriptor_reply("memory-ro", self._store.open_reader())
+        return _descriptor_reply("memory-rw", self._store.open_writer())
+
+    def _ping(self, lane: Lane, session: NodeSession, request: pb.PingRequest) -> Reply:
+        return Reply(pb.PingReply(boot_id=self._greeting().boot_id).SerializeToString())
+
+    def _bye(self, lane: Lane, session: NodeSession, request: pb.ByeRequest) -> Reply:
+        self._sessions.end(lane, "bye")
+        return _OK
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def _open_namespace(self, lane: Lane, session: NodeSession, request: pb.OpenNamespaceRequest) -> Reply:
+        view = open_namespace(self._store, request.canonical, request.root, request.strict)
+        reply = pb.OpenNamespaceReply(
+            handle=view.handle,
+            created=view.created,
+            differs=view.differs,
+            nearest_root=view.nearest_root,
+            part_count=len(view.spec.parts),
+        )
+        return Reply(reply.SerializeToString())
+
+    def _match(self, lane: Lane, session: NodeSession, request: pb.MatchRequest) -> Reply:
+        layout = layout_of(self._store.spec(request.namespace), request.parts)
+        keys = checked_keys(request.keys, self._limits.max_keys, empty_ok=True)
+        found = self._store.match(request.namespace, keys, layout.parts, request.request_id)
+        return Reply(_match_reply(found).SerializeToString())
+
+    def _get(self, lane: Lane, session: NodeSession, request: pb.GetRequest) -> Reply:
+        layout = layout_of(
+            self._store.spec(request.namespace), request.parts, request.range_offset, request.range_length
+        )
+        keys = checked_keys(request.keys, self._limits.max_keys, empty_ok=True)
+        checked_first(request.first_block, len(keys))
+        if not session.shared_memory:
+            return self._network.get(session, request, keys, layout)
+        if request.release:
+            self._store.release(session.stored, request.release)
+        found = self._store.acquire(
+            session.stored,
+            request.namespace,
+            keys,
+            request.first_block,
+            layout.parts,
+            request.request_id,
+            request.max_blocks,
+            request.range_offset,
+            request.range_length,
+        )
+        reply = pb.GetReply(
+            blocks=found.blocks,
+            lease=found.lease,
+            offsets=found.offsets.tolist(),
+            generations=found.generations.tolist(),
+            checksums=found.checksums.tobytes(),
+            prefix_blocks=found.prefix_blocks,
+        )
+        reply.miss = found.miss  # type: ignore[assignment]
+        return Reply(reply.SerializeToString())
+
+    def _release(self, lane: Lane, session: NodeSession, request: pb.ReleaseRequest) -> Reply:
+        if session.shared_memory:
+            unbroken = self._store.release(session.stored, request.leases)
+        else:  # a network GET gives its lease back itself
+            unbroken = [False] * len(request.leases)
+        return Reply(pb.ReleaseReply(unbroken=unbroken).SerializeToString())
+
+    # --- writing --------------------------------------------------------------------------------------------
+
+    def _reserve(self, lane: Lane, session: NodeSession, request: pb.ReserveRequest) -> Reply:
+        checked_ack(request.ack)
+        layout = layout_of(self._store.spec(request.namespace), request.parts)
+        chain = checked_slice(request.chain, self._limits.max_keys)
+        importance = checked_importance(request.importance, len(chain.keys))
+        reserved = self._store.reserve(
+            session.stored,
+            request.namespace,
+            chain,
+            layout.parts,
+            request.request_id,
+            importance,
+            request.appended_tokens,
+        )
+        if not session.shared_memory:
+            self._network.opened(session, reserved, chain, layout)
+        reply = pb.ReserveReply(reservation=reserved.id, outcomes=reserved.outcomes)
+        if session.shared_memory:
+            reply.offsets.extend(reserved.offsets.tolist())
+            reply.generations.extend(reserved.generations.tolist())
+        return Reply(reply.SerializeToString())
+
+    def _write(self, lane: Lane, session: NodeSession, request: pb.WriteRequest) -> Reply:
+        if session.shared_memory:
+            raise Unsupported("a shared-memory session writes into the memory file itself, not with WRITE")
+        return self._network.write(lane, session, request)
+
+    def _commit(self, lane: Lane, session: NodeSession, request: pb.CommitRequest) -> Reply:
+        checked_ack(request.ack)
+        if len(request.checksums) % 8:
+            raise InvalidArgument(f"checksums take 8 bytes each, {len(request.checksums)} are no whole number of them")
+        sums = np.frombuffer(request.checksums, dtype="<u8")
+        if session.shared_memory:
+            outcomes = self._store.commit(session.stored, request.reservation, sums)
+        else:
+            outcomes = self._network.commit(session, request.reservation, sums)
+        reply = pb.CommitReply(stored=outcomes.count(types.PUT_OUTCOME_STORED), outcomes=outcomes)
+        return Reply(reply.SerializeToString())
+
+    def _abort(self, lane: Lane, session: NodeSession, request: pb.AbortRequest) -> Reply:
+        if session.shared_memory:
+            self._store.abort(session.stored, request.reservation)
+        else:
+            self._network.abort(session, request.reservation)
+        return _OK
+
+    def _put(self, lane: Lane, session: NodeSession, request: pb.PutRequest) -> Reply:
+        checked_ack(request.ack)
+        if session.shared_memory:
+            raise Unsupported("a shared-memory session puts with RESERVE and COMMIT, not with PUT")
+        return self._network.put(lane, session, request)
+
+    def _evict(self, lane: Lane, session: NodeSession, request: pb.EvictKeysRequest) -> Reply:
+        keys = checked_keys(request.keys, self._limits.max_keys)
+        evicted, leased, absent = self._store.evict(request.namespace, keys)
+        return Reply(pb.EvictKeysReply(evicted=evicted, leased=leased, absent=absent).SerializeToString())
+
+
+def open_namespace(store: BlockStore, canonical: bytes, root: bytes, strict: bool) -> NamespaceView:
+    """Opens a namespace; its root must be the one the caller computed, or the two would disagree on every key."""
+    if root and root != root_of(canonical):
+        raise InvalidArgument(
+            f"the namespace's root is {root_of(canonical).hex()}, the request says {root.hex()}",
+            field="root",
+            got=root.hex(),
+        )
+    return store.open_namespace(canonical, strict)
+
+
+def code_name(error: BaseException) -> str:
+    """Label of an error in the metrics: "wrong_block_size"."""
+    code = error.code if isinstance(error, KVStoreError) else InternalError.code
+    return types.ErrorCode.Name(code).removeprefix("ERROR_CODE_").lower()
+
+
+def _parse(kind: type[Message], message: bytes, op: Op) -> Any:
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise ProtocolError(f"the message of op {op.name} is no {kind.DESCRIPTOR.name}: {error}") from None
+
+
+def _common_version(request: pb.HelloRequest) -> int:
+    """The highest version that both sides speak. Raises VersionMismatch."""
+    version = min(request.version, VERSION)
+    if version < max(request.min_version, MIN_VERSION):
+        raise VersionMismatch(
+            f"the client speaks protocol versions {request.min_version} to {request.version}, this node "
+            f"{MIN_VERSION} to {VERSION}; run versions of kvstore that are at most one protocol version apart",
+            got=f"{request.min_version}..{request.version}",
+            want=f"{MIN_VERSION}..{VERSION}",
+        )
+    return version
+
+
+def _descriptor_reply(name: str, descriptor: int) -> Reply:
+    return Reply(
+        pb.AttachReply(fds=[name]).SerializeToString(), descriptors=(descriptor,), sent=lambda: os.close(descriptor)
+    )
+
+
+def _match_reply(found: MatchResult) -> pb.MatchReply:
+    reply = pb.MatchReply(blocks=found.blocks)
+    reply.miss = found.miss  # type: ignore[assignment]
+    for tier, blocks in found.tiers:
+        reply.tiers.add(tier=tier + 1, blocks=blocks)
+    for part in found.parts:
+        reply.parts.add(part=part.part, blocks=part.blocks, present=part.present)
+    return reply

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
 from kvstore.node.units import Address
@@ -63,9 +63,13 @@ class HttpServer:
 
 class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = True
+    allow_reuse_port = False  # two nodes on one port must not both start
     block_on_close = False
     request_queue_size = 64
     slots: threading.BoundedSemaphore
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer's own asks the name service for this host's name
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self.slots.acquire(blocking=False):
@@ -109,7 +113,7 @@ def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
             if body:
                 self.wfile.write(page.body)
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        def log_message(self, format: str, *args: Any) -> None:
             _log.debug("http %s", format % args)
 
     return Handler

@@ -13,7 +13,6 @@ from kvstore.node.config import NodeConfig
 
 _ID_FILE = "node-id"
 _LOCK_FILE = "lock"
-SHM = Path("/dev/shm")
 
 
 class InUse(KVStoreError):
@@ -58,7 +57,7 @@ def peek(data_dir: Path) -> bytes | None:
 
 def memory_path(config: NodeConfig, node_id: bytes) -> Path:
     """The memory file of a node."""
-    return config.memory_file or SHM / f"kvstore-{node_id.hex()}.mem"
+    return config.memory_file or config.memory_dir / f"kvstore-{node_id.hex()}.mem"
 
 
 def _lock(data_dir: Path) -> int:

@@ -6,6 +6,7 @@ moved (``deadline``), and the server's watch thread shuts lanes that are late.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import time
@@ -205,7 +206,5 @@ def closes(error: BaseException) -> bool:
 
 
 def _shutdown(sock: socket.socket, how: int) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the peer was faster
         sock.shutdown(how)
-    except OSError:
-        pass  # the peer was faster

@@ -29,14 +29,21 @@ class Layout:
         span, cut = self.spans[position], self.cuts[position]
         return cut.bounds(span[0])[0], cut.bounds(span[-1])[1]
 
+    def ranged(self, offset: int, length: int) -> Layout:
+        """The same parts cut to a byte range. Raises MisalignedRange."""
+        return _cut(self.parts, self.cuts, offset, length)
+
 
 def layout_of(spec: NamespaceSpec, parts: Sequence[int], offset: int = 0, length: int = 0) -> Layout:
     """The layout of ``parts`` (empty: all), each cut to the byte range. Raises InvalidArgument or MisalignedRange."""
     chosen = _checked_parts(spec, parts)
-    cuts = tuple(chunking(spec.parts[part]) for part in chosen)
+    return _cut(chosen, tuple(chunking(spec.parts[part]) for part in chosen), offset, length)
+
+
+def _cut(parts: tuple[int, ...], cuts: tuple[Chunking, ...], offset: int, length: int) -> Layout:
     spans = tuple(cut.span(offset, length) for cut in cuts)
     size = sum(cut.bounds(span[-1])[1] - cut.bounds(span[0])[0] for cut, span in zip(cuts, spans, strict=True))
-    return Layout(chosen, cuts, spans, size, sum(map(len, spans)))
+    return Layout(parts, cuts, spans, size, sum(map(len, spans)))
 
 
 def _checked_parts(spec: NamespaceSpec, parts: Sequence[int]) -> tuple[int, ...]:

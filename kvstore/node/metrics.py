@@ -160,5 +160,5 @@ def render(collector: Collector) -> tuple[bytes, str]:
     from prometheus_client.exposition import generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)  # type: ignore[arg-type]
+    registry.register(collector)
     return generate_latest(registry), CONTENT_TYPE_LATEST

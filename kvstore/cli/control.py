@@ -1,0 +1,115 @@
+"""How commands reach a node: the data path's handshake tells where the control plane listens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvstore.client.target import parse_target
+from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable, from_wire
+from kvstore.transport.frame import MIN_VERSION, VERSION, Op
+from kvstore.transport.wire import Address, Wire
+from kvstore.v1 import control_pb2 as pb
+from kvstore.v1 import data_pb2, types_pb2
+
+if TYPE_CHECKING:
+    import grpc
+
+    from kvstore.v1.control_pb2_grpc import ControlStub
+
+TARGET_HELP = "Where the node is: auto, unix://PATH, kv://HOST:PORT, dns://NAME:PORT, or grpc://HOST:PORT."
+TIMEOUT_HELP = "Seconds to wait for the node."
+
+
+@contextmanager
+def control(target: str, timeout: float) -> Iterator[ControlStub]:
+    """A stub of the control plane. Errors of calls within the block become typed ones."""
+    import grpc
+
+    from kvstore.v1.control_pb2_grpc import ControlStub
+
+    address = control_address(target, timeout)
+    with grpc.insecure_channel(address) as channel:
+        try:
+            yield ControlStub(_Deadlines(channel, timeout))  # type: ignore[no-untyped-call]
+        except grpc.RpcError as error:
+            raise _typed(error, address) from None
+
+
+def control_address(target: str, timeout: float) -> str:
+    """host:port of the node's gRPC. Raises Unavailable, or InvalidArgument for a bad target."""
+    scheme, _, rest = target.partition("://")
+    if scheme == "grpc":
+        return rest
+    deadline = time.monotonic() + timeout
+    failures: list[KVStoreError] = []
+    for address in parse_target(target).resolved(deadline):
+        try:
+            return _ask(address, deadline)
+        except KVStoreError as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    raise Unavailable("no node answers: " + "; ".join(map(str, failures)))
+
+
+def _ask(address: Address, deadline: float) -> str:
+    request = data_pb2.HelloRequest(version=VERSION, min_version=MIN_VERSION, client="kvstore command line")
+    wire = Wire.connect(address, deadline)
+    try:
+        reply = data_pb2.HelloReply.FromString(wire.request(Op.HELLO, request.SerializeToString(), deadline))
+        wire.one_way(Op.BYE, b"")
+    finally:
+        wire.close()
+    if not reply.control_address:
+        raise Unavailable(f"the node at {address} has its control plane switched off; set its control_address")
+    return _reachable(reply.control_address, address)
+
+
+def _reachable(control: str, data: Address) -> str:
+    """A node that listens on all addresses is reached at the one that worked for the data path."""
+    host, _, port = control.rpartition(":")
+    return f"{data.host}:{port}" if host in ("0.0.0.0", "[::]") and data.host else control
+
+
+class _Deadlines:
+    """A channel whose calls have a default deadline: a command never hangs."""
+
+    def __init__(self, channel: grpc.Channel, timeout: float) -> None:
+        self._channel = channel
+        self._timeout = timeout
+
+    def __getattr__(self, kind: str):  # type: ignore[no-untyped-def]
+        def make(*args, **kwargs):  # type: ignore[no-untyped-def]
+            call = getattr(self._channel, kind)(*args, **kwargs)
+            return lambda request: call(request, timeout=self._timeout)
+
+        return make
+
+
+def _typed(error: grpc.RpcError, address: str) -> KVStoreError:
+    for name, value in error.trailing_metadata() or ():
+        if name == "kvstore-error-bin":
+            found = types_pb2.Error.FromString(value)
+            return from_wire(found.code, found.message, found.details)
+    return Unavailable(f"the control plane at {address} does not answer: {error.details()}")
+
+
+def find_namespace(stub: ControlStub, wanted: str) -> pb.NamespaceInfo:
+    """The namespace whose root begins with ``wanted`` (hex) or whose model is it; empty: the only one."""
+    known: list[pb.NamespaceInfo] = list(stub.ListNamespaces(pb.ListNamespacesRequest()).namespaces)
+    found = [one for one in known if not wanted or one.root.hex().startswith(wanted.lower()) or model(one) == wanted]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{one.root.hex()[:8]} ({model(one)})" for one in found or known) or "none"
+    what = f"{len(found)} namespaces match {wanted!r}" if wanted else "say which namespace with --namespace"
+    raise InvalidArgument(f"{what}; here are: {listed}", field="namespace")
+
+
+def model(info: pb.NamespaceInfo) -> str:
+    """Model of a namespace."""
+    import json
+
+    return str(json.loads(info.canonical)["model"])

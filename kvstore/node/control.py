@@ -1,0 +1,159 @@
+"""What the calls of the gRPC control plane do. Each raises KVStoreError; the server makes it a typed status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from kvstore.core.errors import InvalidArgument, Unimplemented
+from kvstore.core.keys import KeyArray
+from kvstore.node.checks import checked_first, checked_keys
+from kvstore.node.control_put import put
+from kvstore.node.grpc_errors import Patience
+from kvstore.node.handlers import open_namespace
+from kvstore.node.layout import Layout, layout_of
+from kvstore.tiers.sessions import Session
+from kvstore.tiers.store import BlockStore
+from kvstore.tiers.values import NamespaceStat, NamespaceView
+from kvstore.v1 import control_pb2 as pb
+
+_T = TypeVar("_T")
+
+
+class Control:
+    """Implements service kvstore.v1.Control. ``stat`` gives the node's own StatReply."""
+
+    def __init__(self, store: BlockStore, max_keys: int, peer_timeout: float, stat: Callable[[], pb.StatReply]) -> None:
+        self._store = store
+        self._max_keys = max_keys
+        self._peer_timeout = peer_timeout
+        self._stat = stat
+
+    # --- namespaces -----------------------------------------------------------------------------------------
+
+    def open_namespace(
+        self, request: pb.ControlOpenNamespaceRequest, context: grpc.ServicerContext
+    ) -> pb.NamespaceInfo:
+        view = open_namespace(self._store, request.canonical, request.root, request.strict)
+        known = next((one for one in self._store.namespaces() if one.root == view.root), None)
+        info = namespace_info(known) if known else pb.NamespaceInfo(root=view.root, canonical=view.spec.canonical())
+        info.created = view.created
+        info.differs.extend(view.differs)
+        return info
+
+    def list_namespaces(
+        self, request: pb.ListNamespacesRequest, context: grpc.ServicerContext
+    ) -> pb.ListNamespacesReply:
+        return pb.ListNamespacesReply(namespaces=[namespace_info(one) for one in self._store.namespaces()])
+
+    def drop_namespace(self, request: pb.DropNamespaceRequest, context: grpc.ServicerContext) -> pb.DropNamespaceReply:
+        blocks, leased = self._store.drop_namespace(_checked_root(request.root))
+        return pb.DropNamespaceReply(blocks=blocks, leased=leased)
+
+    def _view(self, root: bytes) -> NamespaceView:
+        return self._store.namespace_at(_checked_root(root))
+
+    # --- blocks ---------------------------------------------------------------------------------------------
+
+    def match(self, request: pb.ControlMatchRequest, context: grpc.ServicerContext) -> pb.ControlMatchReply:
+        view = self._view(request.root)
+        parts = layout_of(view.spec, request.parts).parts
+        keys = checked_keys(request.keys, self._max_keys, empty_ok=True)
+        found = self._store.match(view.handle, keys, parts, request.request_id)
+        return pb.ControlMatchReply(blocks=found.blocks, miss=int(found.miss))  # type: ignore[arg-type]
+
+    def put(self, requests: Iterable[pb.ControlPutRequest], context: grpc.ServicerContext) -> pb.ControlPutReply:
+        with Patience(context, self._peer_timeout) as patience:
+            return put(self._store, self._view, self._max_keys, _noted(requests, patience))
+
+    def get(self, request: pb.ControlGetRequest, context: grpc.ServicerContext) -> Iterator[pb.ControlGetReply]:
+        view = self._view(request.root)
+        layout = layout_of(view.spec, request.parts)
+        keys = checked_keys(request.keys, self._max_keys, empty_ok=True)
+        checked_first(request.first_block, len(keys))
+        session = self._store.open_session(False, "grpc get")
+        try:
+            with Patience(context, self._peer_timeout) as patience:
+                yield from _noted(self._stream(session, view, layout, keys, request), patience)
+        finally:
+            self._store.close_session(session)
+
+    def _stream(
+        self,
+        session: Session,
+        view: NamespaceView,
+        layout: Layout,
+        keys: KeyArray,
+        request: pb.ControlGetRequest,
+    ) -> Iterator[pb.ControlGetReply]:
+        """Leases all blocks first, so that the length announced is kept, and sends them one part a message."""
+        found = self._store.acquire(session, view.handle, keys, request.first_block, layout.parts, request.request_id)
+        yield pb.ControlGetReply(blocks=found.blocks, miss=int(found.miss))  # type: ignore[arg-type]
+        at, width = 0, len(layout.parts)
+        for nth, offset in enumerate(found.offsets.tolist()):
+            cut = layout.cuts[nth % width]
+            data = bytes(self._store.dram.readable(offset, cut.length)) if offset else b""
+            yield pb.ControlGetReply(data=data, checksums=found.checksums[at : at + cut.count].tobytes())
+            at += cut.count
+
+    def evict(self, request: pb.ControlEvictRequest, context: grpc.ServicerContext) -> pb.ControlEvictReply:
+        view = self._view(request.root)
+        evicted, leased, absent = self._store.evict(view.handle, checked_keys(request.keys, self._max_keys))
+        return pb.ControlEvictReply(evicted=evicted, leased=leased, absent=absent)
+
+    def stat(self, request: pb.StatRequest, context: grpc.ServicerContext) -> pb.StatReply:
+        return self._stat()
+
+    # --- part of the contract, not of this version ------------------------------------------------------------
+
+    def prefetch(self, request: Any, context: grpc.ServicerContext) -> pb.PrefetchReply:
+        _later("Prefetch", "brings blocks into a faster tier ahead of use; this node has DRAM only")
+
+    def replicate(self, request: Any, context: grpc.ServicerContext) -> pb.ReplicateReply:
+        _later("Replicate", "copies blocks to other nodes of a cluster; this node stands alone")
+
+    def migrate(self, request: Any, context: grpc.ServicerContext) -> pb.MigrateReply:
+        _later("Migrate", "moves blocks to other nodes of a cluster; this node stands alone")
+
+    def pin(self, request: Any, context: grpc.ServicerContext) -> pb.PinReply:
+        _later("Pin", "keeps blocks from eviction for a time; hold a lease (GET on the data path) instead")
+
+    def unpin(self, request: Any, context: grpc.ServicerContext) -> pb.UnpinReply:
+        _later("Unpin", "ends a Pin")
+
+    def drain(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.DrainProgress]:
+        _later("Drain", "empties a node onto the others of its cluster before it leaves; this node stands alone")
+
+    def watch_events(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        _later("WatchEvents", "tells other nodes and routers which blocks come and go")
+
+
+def namespace_info(stat: NamespaceStat) -> pb.NamespaceInfo:
+    """A namespace on the wire."""
+    return pb.NamespaceInfo(
+        root=stat.root,
+        canonical=stat.canonical,
+        blocks=stat.blocks,
+        bytes=stat.bytes,
+        parts=len(stat.spec.parts),
+        idle_seconds=stat.idle_seconds,
+    )
+
+
+def _checked_root(root: bytes) -> bytes:
+    if len(root) != 16:
+        raise InvalidArgument(f"a namespace's root has 16 bytes, not {len(root)}", field="root", got=len(root))
+    return root
+
+
+def _later(name: str, purpose: str) -> NoReturn:
+    raise Unimplemented(f"{name} is not implemented in this version: it {purpose}", method=name)
+
+
+def _noted(items: Iterable[_T], patience: Patience) -> Iterator[_T]:
+    for item in items:
+        patience.moved()
+        yield item
+        patience.moved()

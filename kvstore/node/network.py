@@ -1,0 +1,189 @@
+"""Reads and writes of network sessions: bytes go over the socket, straight from and into the memory file."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+
+from kvstore.core.errors import ChecksumMismatch, FrameTooLarge, InvalidArgument, KVStoreError
+from kvstore.core.keys import KeyArray
+from kvstore.node.checks import checked_importance, checked_slice
+from kvstore.node.lane import Lane, Reply
+from kvstore.node.layout import Layout, layout_of
+from kvstore.node.network_put import PendingPut, Sums, check_complete, check_payload, receive
+from kvstore.node.outcomes import CHECKSUM, STORED, merge
+from kvstore.node.sessions import NodeSession
+from kvstore.tiers.store import BlockStore
+from kvstore.tiers.values import Acquired, ChainSlice, Reserved
+from kvstore.transport.frame import Limits
+from kvstore.v1 import data_pb2 as pb
+
+
+class NetworkOps:
+    """GET, PUT, WRITE, COMMIT and ABORT of sessions that do not map the memory file."""
+
+    def __init__(self, store: BlockStore, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+
+    # --- GET ------------------------------------------------------------------------------------------------
+
+    def get(self, session: NodeSession, request: pb.GetRequest, keys: KeyArray, layout: Layout) -> Reply:
+        """Leases blocks for as long as sending takes."""
+        room = self._limits.max_frame_bytes // layout.block_bytes
+        if not room:
+            raise FrameTooLarge(
+                f"one block in this range takes {layout.block_bytes} bytes, a frame at most "
+                f"{self._limits.max_frame_bytes}; get smaller ranges, or raise max_frame_bytes",
+                got=layout.block_bytes,
+                want=self._limits.max_frame_bytes,
+            )
+        found = self._store.acquire(
+            session.stored,
+            request.namespace,
+            keys,
+            request.first_block,
+            layout.parts,
+            request.request_id,
+            min(room, request.max_blocks or room),
+            request.range_offset,
+            request.range_length,
+        )
+        try:
+            message = self._get_reply(found)
+            payload = self._views(found, layout)
+        except BaseException:
+            self._release(session, found)
+            raise
+        return Reply(message, payload, sent=lambda: self._release(session, found))
+
+    @staticmethod
+    def _get_reply(found: Acquired) -> bytes:
+        reply = pb.GetReply(blocks=found.blocks, checksums=found.checksums.tobytes(), prefix_blocks=found.prefix_blocks)
+        reply.miss = found.miss  # type: ignore[assignment]
+        return reply.SerializeToString()
+
+    def _views(self, found: Acquired, layout: Layout) -> list[memoryview]:
+        readable = self._store.dram.readable
+        bounds = [layout.bounds(position) for position in range(len(layout.parts))]
+        spans = bounds * (len(found.offsets) // len(bounds))
+        return [
+            readable(offset + start, end - start)
+            for offset, (start, end) in zip(found.offsets.tolist(), spans, strict=True)
+            if offset
+        ]
+
+    def _release(self, session: NodeSession, found: Acquired) -> None:
+        if found.lease:
+            self._store.release(session.stored, [found.lease])
+
+    # --- PUT ------------------------------------------------------------------------------------------------
+
+    def put(self, lane: Lane, session: NodeSession, request: pb.PutRequest) -> Reply:
+        """Reserves, receives into the slots, and commits; whatever goes wrong on the way leaves nothing behind."""
+        layout = layout_of(self._store.spec(request.namespace), request.parts)
+        chain = checked_slice(request.chain, self._limits.max_keys)
+        importance = checked_importance(request.importance, len(chain.keys))
+        check_payload(lane.payload_left, len(chain.keys), layout, "PUT")
+        reserved = self._store.reserve(
+            session.stored,
+            request.namespace,
+            chain,
+            layout.parts,
+            request.request_id,
+            importance,
+            request.appended_tokens,
+        )
+        try:
+            outcomes = self._fill(lane, session, chain, layout, reserved)
+        except BaseException:
+            if reserved.id:
+                with contextlib.suppress(KVStoreError):  # it may be gone already
+                    self._store.abort(session.stored, reserved.id)
+            raise
+        return Reply(pb.PutReply(stored=outcomes.count(STORED), outcomes=outcomes).SerializeToString())
+
+    def _fill(self, lane: Lane, session: NodeSession, chain: ChainSlice, layout: Layout, reserved: Reserved) -> bytes:
+        taken = [outcome == STORED for outcome in reserved.outcomes]
+        keys = chain.keys[np.array(taken, dtype=np.bool_)].tobytes()
+        sums, equal = receive(lane, self._store.dram.writable, layout, keys, reserved.offsets.tolist(), taken)
+        if not reserved.id:
+            return reserved.outcomes
+        if not equal.all():
+            self._store.abort(session.stored, reserved.id)
+            return merge(reserved.outcomes, bytes([CHECKSUM]) * len(sums))
+        return merge(reserved.outcomes, self._store.commit(session.stored, reserved.id, sums.ravel()))
+
+    # --- RESERVE, WRITE, COMMIT, ABORT ------------------------------------------------------------------------
+
+    def opened(self, session: NodeSession, reserved: Reserved, chain: ChainSlice, layout: Layout) -> None:
+        """Remembers a reservation that WRITE fills."""
+        if reserved.id:
+            taken = np.frombuffer(reserved.outcomes, np.uint8) == STORED
+            put = PendingPut(chain.keys[taken].tobytes(), layout, reserved.offsets.tolist())
+            with session.lock:
+                session.pending[reserved.id] = put
+
+    def write(self, lane: Lane, session: NodeSession, request: pb.WriteRequest) -> Reply:
+        """Receives a range of all parts of a reservation."""
+        put = self._pending(session, request.reservation)
+        with put.lock:
+            self._pending(session, request.reservation)  # still there: nobody committed it meanwhile
+            ranged = put.layout.ranged(request.range_offset, request.range_length)
+            count = len(put.sums)
+            check_payload(lane.payload_left, count, ranged, "WRITE")
+            columns = put.columns(ranged)
+            put.written[:, columns] = False
+            sums, equal = receive(lane, self._store.dram.writable, ranged, put.keys, put.offsets, [True] * count)
+            put.sums[:, columns] = sums
+            put.written[:, columns] = equal
+            if not equal.all():
+                raise ChecksumMismatch(
+                    f"{int((~equal).sum())} chunks did not arrive as they were sent; write this range again"
+                )
+        return Reply()
+
+    def commit(self, session: NodeSession, reservation: int, sums: Sums) -> bytes:
+        """Makes a filled reservation visible. The sender's checksums must be those of the bytes that arrived."""
+        put = self._pending(session, reservation)
+        with put.lock:
+            self._pending(session, reservation)
+            if len(sums) != put.sums.size:
+                raise InvalidArgument(
+                    f"the reservation has {put.sums.size} chunks, the request {len(sums)} checksums",
+                    field="checksums",
+                    got=len(sums),
+                    want=put.sums.size,
+                )
+            check_complete(put)
+            self._forget(session, reservation)
+            if not np.array_equal(put.sums.ravel(), sums):
+                self._store.abort(session.stored, reservation)
+                return bytes([CHECKSUM]) * len(put.sums)
+            return self._store.commit(session.stored, reservation, sums)
+
+    def abort(self, session: NodeSession, reservation: int) -> None:
+        """Gives a reservation back."""
+        put = self._pending(session, reservation)
+        with put.lock:
+            self._pending(session, reservation)
+            self._forget(session, reservation)
+            self._store.abort(session.stored, reservation)
+
+    @staticmethod
+    def _pending(session: NodeSession, reservation: int) -> PendingPut:
+        with session.lock:
+            put = session.pending.get(reservation)
+        if put is None:
+            raise InvalidArgument(
+                f"this session has no reservation {reservation}: it was committed or given up",
+                field="reservation",
+                got=reservation,
+            )
+        return put
+
+    @staticmethod
+    def _forget(session: NodeSession, reservation: int) -> None:
+        with session.lock:
+            session.pending.pop(reservation, None)

@@ -1,0 +1,138 @@
+"""What the store says of itself, as a StatReply and as metrics."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import kvstore
+from kvstore.tiers.tier import TierKind
+from kvstore.tiers.values import StoreStat
+from kvstore.v1 import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while a node runs. ``insecure``: it listens beyond loopback without transport security."""
+
+    node_id: bytes
+    boot_id: bytes
+    data_address: str
+    socket: str
+    control_address: str
+    http_address: str
+    started: float
+    insecure: bool
+
+
+def stat_reply(stat: StoreStat, facts: Facts) -> pb.StatReply:
+    """The answer to Stat."""
+    from kvstore.node.control import namespace_info
+
+    reply = pb.StatReply(
+        node_id=facts.node_id,
+        boot_id=facts.boot_id,
+        version=kvstore.__version__,
+        uptime_seconds=time.monotonic() - facts.started,
+        blocks=stat.blocks,
+        writing=stat.writing,
+        leased_blocks=stat.leased_blocks,
+        leases=stat.leases,
+        sessions=stat.sessions,
+        orphan_sessions=stat.orphan_sessions,
+        counters=stat.counters,
+        namespaces=[namespace_info(one) for one in stat.namespaces],
+        index_bytes=stat.index_bytes,
+        data_address=facts.data_address,
+        socket=facts.socket,
+    )
+    for tier in stat.tiers:
+        reply.tiers.add(
+            tier=TierKind[tier.name.upper()] + 1,
+            capacity_bytes=tier.capacity_bytes,
+            used_bytes=tier.used_bytes,
+            ready_bytes=stat.ready_bytes,
+            segments=tier.segments,
+            segments_ready=tier.segments_ready,
+        )
+    return reply
+
+
+# --- metrics ------------------------------------------------------------------------------------------------
+
+_BY_TIER = (
+    ("capacity_bytes", "kvstore_tier_capacity_bytes", "Bytes for blocks that a tier has."),
+    ("used_bytes", "kvstore_tier_used_bytes", "Bytes of slots given out."),
+    ("backed_bytes", "kvstore_tier_backed_bytes", "Memory or disk really taken, tables included."),
+    ("segments", "kvstore_tier_segments", "Segments of a tier."),
+    ("segments_ready", "kvstore_tier_segments_ready", "Segments that can be handed out."),
+    ("slots", "kvstore_tier_slots", "Slots in segments that serve a slot size."),
+    ("slots_used", "kvstore_tier_slots_used", "Slots given out."),
+)
+_GAUGES = (
+    ("blocks", "kvstore_blocks", "Blocks in the index."),
+    ("writing", "kvstore_blocks_writing", "Blocks being written."),
+    ("leased_blocks", "kvstore_blocks_leased", "Blocks under a lease."),
+    ("unverified", "kvstore_parts_unverified", "Parts re-adopted after a restart and not yet checked."),
+    ("leases", "kvstore_leases", "Leases held by sessions."),
+    ("reservations", "kvstore_reservations", "Puts in progress."),
+    ("sessions", "kvstore_sessions", "Client sessions."),
+    ("orphan_sessions", "kvstore_orphan_sessions", "Sessions of an earlier start whose process still lives."),
+    ("index_bytes", "kvstore_index_bytes", "Memory of the index."),
+    ("ready_bytes", "kvstore_ready_bytes", "Bytes of blocks that can be read."),
+)
+# Counters of the store by their names -> metric, help, labels. Others appear under their own names.
+_FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    (r"(match|acquire)_calls", "kvstore_lookups", "Lookups of chains, by call.", ("call",)),
+    (r"(match|acquire)_hit_blocks", "kvstore_hits", "Blocks found, by call.", ("call",)),
+    (r"(match|acquire)_miss_blocks_(\w+)", "kvstore_misses", "Blocks not found, by reason.", ("call", "reason")),
+    (r"dropped_blocks_(\w+)", "kvstore_evictions", "Blocks dropped, by cause.", ("cause",)),
+)
+
+
+def store_metrics(stat: StoreStat) -> Iterator[Metric]:
+    """Occupancy, leases, hits, misses by reason, evictions by cause; further counters by their own names."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    for field, name, text in _BY_TIER:
+        family = GaugeMetricFamily(name, text, labels=["tier"])
+        for tier in stat.tiers:
+            family.add_metric([tier.name], getattr(tier, field))
+        yield family
+    for field, name, text in _GAUGES:
+        yield GaugeMetricFamily(name, text, value=getattr(stat, field))
+    yield from _counters(stat.counters)
+
+
+def _counters(counters: dict[str, int]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    families = {pattern: CounterMetricFamily(name, text, labels=labels) for pattern, name, text, labels in _FAMILIES}
+    for name, count in sorted(counters.items()):
+        found = next(((pattern, match) for pattern in families if (match := re.fullmatch(pattern, name))), None)
+        if found:
+            families[found[0]].add_metric(found[1].groups(), count)
+        else:
+            yield CounterMetricFamily("kvstore_store_" + name, "Counter of the store.", value=count)
+    yield from families.values()
+
+
+def node_metrics(facts: Facts, connections: int, ready: bool) -> Iterator[Metric]:
+    """What the node itself is like."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    yield GaugeMetricFamily("kvstore_ready", "1 when the node serves.", value=int(ready))
+    yield GaugeMetricFamily("kvstore_connections", "Open data connections.", value=connections)
+    yield GaugeMetricFamily("kvstore_uptime_seconds", "Time since the start.", value=time.monotonic() - facts.started)
+    yield GaugeMetricFamily(
+        "kvstore_insecure_network", "1 when it listens beyond loopback without security.", value=int(facts.insecure)
+    )
+    info = GaugeMetricFamily("kvstore_node_info", "Identity of the node.", labels=["node_id", "version"])
+    info.add_metric([facts.node_id.hex(), kvstore.__version__], 1)
+    yield info

@@ -1,0 +1,224 @@
+"""The composition root: wires store, servers and metrics into one node."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import kvstore
+from kvstore.node import capacity, identity
+from kvstore.node.config import NodeConfig
+from kvstore.node.data_server import DataServer
+from kvstore.node.handlers import Greeting, Handlers
+from kvstore.node.http_server import HttpServer, Page, json_page, text
+from kvstore.node.listen import port_error
+from kvstore.node.metrics import Collector, NodeMetrics, render
+from kvstore.node.report import Facts, node_metrics, stat_reply, store_metrics
+from kvstore.node.sessions import Sessions
+from kvstore.node.units import show_size
+from kvstore.tiers.store import BlockStore
+from kvstore.tiers.values import StoreConfig
+from kvstore.transport.frame import Limits
+from kvstore.v1 import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from kvstore.node.control_server import ControlServer
+
+_log = logging.getLogger("kvstore.node")
+SERVER = f"kvstore {kvstore.__version__}"
+
+
+def check(config: NodeConfig) -> None:
+    """What can be said of a configuration without starting anything. Raises ConfigError."""
+    node_id = identity.peek(config.data_dir) or bytes(16)
+    path = identity.memory_path(config, node_id)
+    capacity.check_memory_file(path)
+    capacity.resolve(config.capacity, path)
+
+
+class Node:
+    """One running node. Construction opens everything, :meth:`start` serves, :meth:`stop` keeps the memory file.
+
+    Raises ConfigError, InUse or Unavailable with a message for the person who configured it.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        self.ready = False
+        self._started = time.monotonic()
+        self._metrics = NodeMetrics()
+        self._control: ControlServer | None = None
+        self._http: HttpServer | None = None
+        self._identity = identity.claim(config.data_dir)
+        try:
+            self.store = BlockStore(self._store_config())
+        except BaseException:
+            self._identity.close()
+            raise
+        try:
+            self._open_servers()
+        except BaseException:
+            self._close_servers(0.0)
+            self.store.close()
+            self._identity.close()
+            raise
+
+    def _store_config(self) -> StoreConfig:
+        config, node_id = self.config, self._identity.node_id
+        path = identity.memory_path(config, node_id)
+        capacity.check_memory_file(path)
+        return StoreConfig(
+            memory_file=path,
+            capacity_bytes=capacity.resolve(config.capacity, path),
+            node_id=node_id,
+            policy=config.eviction,
+            segment_bytes=config.segment_bytes or 0,
+            max_sessions=config.max_sessions,
+            max_leased_slots=config.max_leased_slots or 0,
+            max_leased_bytes=config.max_leased_bytes or 0,
+            max_blocks=config.max_blocks or 0,
+            high_watermark=config.high_watermark,
+            low_watermark=config.low_watermark,
+            product=SERVER,
+        )
+
+    # --- servers --------------------------------------------------------------------------------------------
+
+    def _open_servers(self) -> None:
+        config = self.config
+        limits = Limits(max_frame_bytes=config.max_frame_bytes, max_keys=config.max_keys)
+        sessions = Sessions(self.store)
+        handlers = Handlers(self.store, sessions, self._greeting, limits)
+        self._data: DataServer | None = None
+        self._data = DataServer(config, handlers, sessions, self._metrics)
+        if config.control_address is not None:
+            self._control = self._control_server()
+        if config.http_address is not None:
+            self._http = self._http_server()
+        self.facts = self._facts()
+
+    def _control_server(self) -> ControlServer:
+        from kvstore.node.control import Control
+        from kvstore.node.control_server import ControlServer  # gRPC is loaded for this alone
+
+        config = self.config
+        assert config.control_address is not None
+        control = Control(self.store, config.max_keys, config.peer_timeout, self.stat)
+        return ControlServer(config, config.control_address, control, self._metrics)
+
+    def _http_server(self) -> HttpServer:
+        address = self.config.http_address
+        assert address is not None
+        collector = Collector(self._metrics, self._gauges)
+        routes = {
+            "/": self._index_page,
+            "/metrics": lambda: _metrics_page(collector),
+            "/health/live": lambda: text(200, "live\n"),
+            "/health/ready": lambda: text(200, "ready\n") if self.ready else text(503, "not ready\n"),
+        }
+        try:
+            return HttpServer(address, routes, self.config.http_connections)
+        except OSError as error:
+            raise port_error(address, "http_address", error) from None
+
+    def _facts(self) -> Facts:
+        data, control, http = self._data, self._control, self._http
+        assert data is not None
+        wanted = (self.config.data_address, self.config.control_address, self.config.http_address)
+        return Facts(
+            node_id=self._identity.node_id,
+            boot_id=self.store.boot_id,
+            data_address=str(data.address or ""),
+            socket=str(data.socket or ""),
+            control_address=str(control.address) if control else "",
+            http_address=str(http.address) if http else "",
+            started=self._started,
+            insecure=any(address is not None and not address.loopback for address in wanted),
+        )
+
+    def _greeting(self) -> Greeting:
+        facts, config = self.facts, self.config
+        return Greeting(
+            node_id=facts.node_id,
+            boot_id=facts.boot_id,
+            heartbeat_ms=int(config.heartbeat * 1000),
+            limits=Limits(max_frame_bytes=config.max_frame_bytes, max_keys=config.max_keys),
+            control_address=facts.control_address,
+            http_address=facts.http_address,
+            server=SERVER,
+        )
+
+    # --- reports --------------------------------------------------------------------------------------------
+
+    def stat(self) -> pb.StatReply:
+        """What the node holds and does."""
+        return stat_reply(self.store.stat(), self.facts)
+
+    def _gauges(self) -> Iterator[Metric]:
+        yield from store_metrics(self.store.stat())
+        yield from node_metrics(self.facts, self._data.connections if self._data else 0, self.ready)
+
+    def _index_page(self) -> Page:
+        facts = self.facts
+        return json_page(
+            {
+                "server": SERVER,
+                "node_id": facts.node_id.hex(),
+                "boot_id": facts.boot_id.hex(),
+                "ready": self.ready,
+                "data_address": facts.data_address,
+                "socket": facts.socket,
+                "control_address": facts.control_address,
+                "pages": ["/metrics", "/health/live", "/health/ready"],
+            }
+        )
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to serve."""
+        assert self._data is not None
+        if self._http:
+            self._http.start()
+        if self._control:
+            self._control.start()
+        self._data.start()
+        self.ready = True
+        facts = self.facts
+        if facts.insecure:
+            _log.warning("allow_insecure_network is set: whoever reaches these addresses may read and write all blocks")
+        _log.info(
+            "node %s serves: data path %s and %s, gRPC %s, HTTP %s; %s of DRAM in %s",
+            facts.node_id.hex(),
+            facts.data_address or "(no TCP)",
+            facts.socket or "(no unix socket)",
+            facts.control_address or "off",
+            facts.http_address or "off",
+            show_size(self.store.config.capacity_bytes),
+            self.store.config.memory_file,
+        )
+
+    def stop(self) -> None:
+        """Stops serving; requests in progress may finish within the grace. The memory file stays."""
+        self.ready = False
+        self._close_servers(self.config.shutdown_grace)
+        self.store.close()
+        self._identity.close()
+
+    def _close_servers(self, grace: float) -> None:
+        data = getattr(self, "_data", None)
+        if data is not None:
+            data.stop(grace)
+        if self._control:
+            self._control.stop(grace)
+        if self._http:
+            self._http.stop()
+
+
+def _metrics_page(collector: Collector) -> Page:
+    body, content_type = render(collector)
+    return Page(200, content_type, body)
