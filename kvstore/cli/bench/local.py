@@ -63,7 +63,7 @@ class Crew:
 
     def __init__(self, setup: Setup, count: int) -> None:
         context = multiprocessing.get_context("spawn")
-        barrier = context.Barrier(count)
+        barrier = self._barrier = context.Barrier(count)  # kept: its semaphores die with it
         self.setup, self.pipes, self.processes = setup, [], []
         for number in range(count):
             ours, theirs = context.Pipe()
@@ -108,7 +108,7 @@ class Crew:
 def _answer(pipe: Connection) -> tuple[bool, Any]:
     try:
         fine, value = pipe.recv()
-    except EOFError:
+    except (EOFError, OSError):
         return False, "a client process of the benchmark died"
     return fine, value
 
