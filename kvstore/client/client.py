@@ -11,7 +11,7 @@ from kvstore.client.counters import Counters
 from kvstore.client.link import Link, TransportName
 from kvstore.client.namespace import Namespace
 from kvstore.client.target import parse_target
-from kvstore.core.errors import InvalidArgument, NotServed, Unsupported
+from kvstore.core.errors import InternalError, InvalidArgument, NotServed, Unsupported
 from kvstore.core.namespace import NamespaceSpec
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Client:
         deadline = self.deadline(timeout)
         try:
             self.link.run(deadline, lambda transport: namespace.open(transport, deadline))
-        except NotServed:
+        except (NotServed, InternalError):
             if self.on_failure == "raise":
                 raise
         return namespace
