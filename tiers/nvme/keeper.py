@@ -58,7 +58,8 @@ class Keeper:
     def close(self) -> None:
         self._stopping = True
         self._wake.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     # --- space -----------------------------------------------------------------------------------------------
 
