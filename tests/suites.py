@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
 SUITES = ("lint", "unit", "contract", "integration", "torture", "packaging")
+APART: tuple[str, ...] = ()  # folders of tests that run elsewhere
 BIN = Path(sys.executable).parent
 LINT = {
     "format": [str(BIN / "ruff"), "format", "--check", "."],
@@ -80,6 +81,12 @@ def read_report(suite: str, report: Path, code: int) -> Outcome:
     return outcome
 
 
+def forgotten() -> list[str]:
+    """Folders of tests that no suite runs."""
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("test_*.py")}
+    return sorted(folders - {*SUITES, *APART})
+
+
 def run(suite: str, arguments: list[str], strict: bool) -> Outcome:
     print(f"\n===== {suite} =====", flush=True)
     began = time.monotonic()
@@ -114,6 +121,8 @@ def main() -> int:
     unknown = [suite for suite in options.suites if suite not in SUITES]
     if unknown:
         parser.error(f"no suite {unknown[0]!r}; there are {', '.join(SUITES)}")
+    if options.strict and forgotten():
+        parser.error(f"tests/{forgotten()[0]} is in no suite")
     wanted = options.suites or list(SUITES)
     return summarise([run(suite, arguments, options.strict) for suite in wanted])
 
