@@ -102,11 +102,6 @@ class Client:
         self.link.check_open()
         return time.monotonic() + (self.timeout if timeout is None else _seconds(timeout))
 
-    @property
-    def max_keys(self) -> int:
-        """How many keys the node takes in one request."""
-        return self.link.max_keys
-
 
 def _seconds(timeout: float) -> float:
     if not timeout > 0:

@@ -30,6 +30,7 @@ T = TypeVar("T")
 TransportName: TypeAlias = Literal["auto", "shm", "tcp"]
 FIRST_BACKOFF = 0.1
 LONGEST_BACKOFF = 5.0
+UNBOUNDED = 1 << 62
 
 
 class Link:
@@ -59,11 +60,13 @@ class Link:
         if self._closed:
             raise Closed("the Client is closed")
 
-    @property
-    def max_keys(self) -> int:
-        """How many keys the node takes in one request; its default before the first session."""
+    def bounds(self) -> tuple[int, int]:
+        """Keys and payload bytes that one request may have; a node's defaults before the first session."""
         current = self._current
-        return current.node.max_keys or DEFAULT_LIMITS.max_keys if current is not None else DEFAULT_LIMITS.max_keys
+        if current is None:
+            return DEFAULT_LIMITS.max_keys, DEFAULT_LIMITS.max_frame_bytes
+        payload = UNBOUNDED if current.capabilities.zero_copy else current.node.max_frame_bytes
+        return current.node.max_keys or DEFAULT_LIMITS.max_keys, payload
 
     def run(self, deadline: float, action: Callable[[Transport], T]) -> T:
         """Runs an action on a session. A session that turns out to be lost is replaced, once.

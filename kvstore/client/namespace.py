@@ -52,6 +52,8 @@ class Namespace:
         self.client = client
         self.spec = spec
         self.root = spec.root
+        self.differs: tuple[str, ...] = ()  # fields in which the nearest stored namespace differed when it was opened
+        self.nearest_root = b""
         self._canonical = spec.canonical()
         self._strict = strict
         self._plans: dict[tuple[tuple[int, ...], Span], Plan] = {}
@@ -267,8 +269,8 @@ class Namespace:
         return tally(done)
 
     def _piece_blocks(self, plan: Plan) -> int:
-        most_keys = self.client.max_keys
-        return max(1, min(PIECE_BYTES // plan.block_bytes, most_keys))
+        most_keys, most_bytes = self.client.link.bounds()
+        return max(1, min(PIECE_BYTES // plan.block_bytes, most_keys, most_bytes // plan.sent_bytes))
 
     def _count_put(self, result: PutResult, plan: Plan) -> None:
         counters = self.client.counters_
@@ -333,6 +335,7 @@ class Namespace:
     def open(self, transport: Transport, deadline: float) -> int:
         """Opens the namespace in a session; its handle there."""
         reply = transport.open_namespace(self._canonical, self.root, self._strict, deadline)
+        self.differs, self.nearest_root = tuple(reply.differs), bytes(reply.nearest_root)
         if reply.created and reply.differs:
             self.client.link.reporter.warn(
                 f"differs {self.root.hex()}",

@@ -40,6 +40,11 @@ class Plan:
     block_chunks: int
 
     @property
+    def sent_bytes(self) -> int:
+        """Bytes of a block on a socket: its pieces and their checksums."""
+        return self.block_bytes + 8 * self.block_chunks
+
+    @property
     def whole(self) -> bool:
         return self.range_length == 0
 

@@ -61,7 +61,7 @@ class TcpTransport(Transport):
 
     def _frame_blocks(self, plan: Plan) -> int:
         """How many blocks one frame may carry."""
-        return min(PIECE_BYTES, self.node.max_frame_bytes) // (plan.block_bytes + 8 * plan.block_chunks)
+        return min(PIECE_BYTES, self.node.max_frame_bytes) // plan.sent_bytes
 
     def _located(
         self, wire: Wire, call: GetCall, most: int, deadline: float
@@ -106,7 +106,7 @@ class TcpTransport(Transport):
         """Sends a request with the pieces of ``blocks`` blocks; the reply's message, and the checksums sent."""
         wire = self.pool.take(deadline)
         try:
-            length = blocks * (plan.block_bytes + 8 * plan.block_chunks)
+            length = blocks * plan.sent_bytes
             wire.start(op, message, deadline, length)
             sums = _send(wire, op, plan, keys, sources, deadline)
             header, data = wire.reply(op, deadline)

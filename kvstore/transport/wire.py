@@ -122,6 +122,8 @@ class Wire:
         """Header and message of the reply; its payload is read by :meth:`read_payload`."""
         try:
             self._read_ahead(HEADER_BYTES, deadline)
+            if self._ahead[self._start + 6] & Flag.ERROR:  # of a request whose op could not even be read
+                self._ahead[self._start + 5] = op
             header = parse_header(self._ahead[self._start : self._end], self.limits)
             self._start += HEADER_BYTES
             message = bytearray(header.message_len)

@@ -69,6 +69,15 @@ class NodeProcess:
         assert self.process is not None
         self.process.send_signal(number)
 
+    def freeze(self) -> None:
+        """SIGSTOP, and waits until it is stopped."""
+        assert self.process is not None
+        self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL, and waits for the end."""
         self._end(signal.SIGKILL)
