@@ -17,14 +17,17 @@ from kvstore.connector.decoder.paged import BLOCK_TOKENS, BlockPool, BlockTable
 
 
 class CausalMask:
-    """Additive masks for chunks of ``rows`` queries, all views of one buffer."""
+    """Additive masks for chunks of ``rows`` tokens, all views of one buffer.
 
-    def __init__(self, rows: int, dtype: torch.dtype) -> None:
-        self._rows, self._dtype = rows, dtype
-        self._buffer = torch.empty(rows, 0, dtype=dtype)
+    Queries of the ``groups`` heads that share keys follow each other as further rows: the more rows, the faster.
+    """
+
+    def __init__(self, rows: int, groups: int, dtype: torch.dtype) -> None:
+        self._rows, self._groups, self._dtype = rows, groups, dtype
+        self._buffer = torch.empty(0, 0, dtype=dtype)
 
     def __call__(self, start: int) -> Tensor:
-        """Query i of the chunk at ``start`` sees keys 0..start + i: shape (rows, start + rows)."""
+        """Token i of the chunk at ``start`` sees keys 0..start + i: shape (groups * rows, start + rows)."""
         wanted = start + self._rows
         if self._buffer.shape[1] < wanted:
             self._buffer = self._build(max(wanted, 2 * self._buffer.shape[1]))
@@ -32,7 +35,7 @@ class CausalMask:
 
     def _build(self, width: int) -> Tensor:
         hidden = torch.full((self._rows, width), float("-inf"), dtype=self._dtype)
-        return hidden.triu_(width - self._rows + 1)
+        return hidden.triu_(width - self._rows + 1).repeat(self._groups, 1)
 
 
 class ChunkAttention:
@@ -58,18 +61,30 @@ class ChunkAttention:
         self._pool.write(layer, self._places, keys[: self._count], values[: self._count])
         all_keys, all_values = self._pool.gather(layer, self._rows)
         seen = functional.scaled_dot_product_attention(
-            queries.transpose(0, 1)[None], all_keys[None], all_values[None], attn_mask=self._mask, enable_gqa=True
+            _grouped(queries, len(all_keys)), all_keys[None], all_values[None], attn_mask=self._mask
         )
         self.computed += self._count if layer == 0 else 0
         if self._last:
             self._weigh(queries[self._count - 1], all_keys[:, : self._last])
-        return seen[0].transpose(0, 1).reshape(len(queries), -1)
+        return _ungrouped(seen, len(queries))
 
     def _weigh(self, query: Tensor, keys: Tensor) -> None:
         grouped = query.view(len(keys), -1, query.shape[-1])
         shares = torch.softmax(grouped @ keys.transpose(1, 2) / query.shape[-1] ** 0.5, dim=-1).float().mean(dim=(0, 1))
         padded = functional.pad(shares, (0, self.mass.numel() * BLOCK_TOKENS - shares.numel()))
         self.mass += padded.view(-1, BLOCK_TOKENS).sum(dim=1) / self._pool.config.layers
+
+
+def _grouped(queries: Tensor, kv_heads: int) -> Tensor:
+    """Queries (n, heads, head_dim) as (1, kv_heads, groups * n, head_dim): heads that share keys side by side."""
+    split = queries.view(len(queries), kv_heads, -1, queries.shape[-1])
+    return split.permute(1, 2, 0, 3).reshape(1, kv_heads, -1, queries.shape[-1])
+
+
+def _ungrouped(seen: Tensor, rows: int) -> Tensor:
+    """The way back, all heads of a token together: (n, heads * head_dim)."""
+    _, kv_heads, _, size = seen.shape
+    return seen.view(kv_heads, -1, rows, size).permute(2, 0, 1, 3).reshape(rows, -1)
 
 
 class StepAttention:

@@ -76,7 +76,7 @@ class Engine:
             client, model, self.pool, chunk_tokens=chunk_tokens, importance=importance,
             max_pending=max(1, self.pool.blocks // 2),
         ) if client is not None else None  # fmt: skip
-        self._mask = CausalMask(chunk_tokens, model.dtype)
+        self._mask = CausalMask(chunk_tokens, model.config.heads // model.config.kv_heads, model.dtype)
         self._numbers = itertools.count(1)
         self._waiting: deque[_Waiting] = deque()
         self._prefills: deque[_Prefill] = deque()

@@ -98,10 +98,11 @@ class Screen:
         write = self._console.print
         kind = event["event"]
         if kind == "prompt":
-            write(f"  the document and [italic]{question}[/italic]: {event['tokens']:,} tokens")
+            write(f"  {event['tokens']:,} tokens: the document and", end=" ")
+            write(question, style="italic", markup=False, soft_wrap=True)
         elif kind == "first":
             seconds = f"first token after {event['seconds']:.3f} s"
-            write(f"  {event['found']:,} found, {event['computed']:,} computed, {seconds}")
+            write(f"  {event['found']:,} tokens found, {event['computed']:,} computed, {seconds}")
             write("  [green]>[/green]", end="")
         elif kind == "text":
             write(event["text"], end="", markup=False, soft_wrap=True, style="green")
@@ -110,8 +111,8 @@ class Screen:
 
     def table(self, outcome: Outcome) -> None:
         """The figures side by side, and the verdict."""
-        table = Table(title="prefill with and without kvstore", title_justify="left")
-        for name in ("process", "tokens", "found", "computed", "first token", "uncached", "ratio", "same ids"):
+        table = Table()
+        for name in ("process", "tokens", "found", "computed", "TTFT", "cold TTFT", "ratio", "equal"):
             table.add_column(name, justify="left" if name == "process" else "right", no_wrap=True)
         for answer in outcome.answers:
             table.add_row(
