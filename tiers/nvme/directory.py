@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.core.errors import ConfigError
-from kvstore.tiers.nvme.format import INDEX_DIRECTORY, LOCK_FILE, PROBE_FILE, DirectoryFormat
+from kvstore.tiers.nvme.format import FORMAT_FILE, INDEX_DIRECTORY, LOCK_FILE, PROBE_FILE, DirectoryFormat
 from kvstore.tiers.tier import GRANULE
 
 _LOCK_PATIENCE = 5.0  # seconds: an index process that outlived its killed node is gone by then
@@ -156,7 +156,7 @@ class NvmeDirectory:
     def can_read(self) -> OSError | None:
         """Reads a small file from the device, not from the page cache; None when that works."""
         try:
-            fd = _open_direct(self.path / PROBE_FILE, os.O_RDONLY)
+            fd = _open_direct(self.path / FORMAT_FILE, os.O_RDONLY)
             try:
                 with mmap.mmap(-1, GRANULE) as memory:
                     os.preadv(fd, [memory], 0)

@@ -40,7 +40,7 @@ class Keeper:
         self._backoff, self._probe_at, self._calm_since = probe_interval, 0.0, 0.0
         self._reserved = 0  # slots that the index file has room for
         self._asked = 0  # slots that segments in use have, or were to have
-        self._wake = threading.Event()
+        self._wake, self._release = threading.Event(), threading.Event()
         self._stopping = False
         slots.admit = self._admit
         self._thread = threading.Thread(target=self._run, name="nvme-keeper", daemon=True)
@@ -53,6 +53,11 @@ class Keeper:
 
     def kick(self) -> None:
         """Something changed: look now."""
+        self._wake.set()
+
+    def release(self) -> None:
+        """Lets go of the directory at the next look, as of a dead disk."""
+        self._release.set()
         self._wake.set()
 
     def close(self) -> None:
@@ -123,6 +128,9 @@ class Keeper:
     def _look(self) -> None:
         """Probes what is wrong, ever more rarely while it stays so."""
         now = time.monotonic()
+        if self._release.is_set():
+            self._release.clear()
+            self._detach("released on request")
         if not self._health.causes:
             self._calm_since = self._calm_since or now
             return
@@ -154,7 +162,7 @@ class Keeper:
     def _detach(self, reason: str) -> None:
         """Closes everything below the directory, so that the file system can be unmounted and repaired."""
         self._health.trouble(Cause.DISK, reason)
-        log.error("NVMe tier: %s failed and was let go of: %s", self._directory.path, reason)
+        log.error("NVMe tier: %s is let go of: %s", self._directory.path, reason)
         self._committer.detach()
         if self._files.detach():
             self._directory.unlock()

@@ -147,7 +147,8 @@ class NvmeTier(Tier):
                 self._files.remove(number)
         for number in sorted(self._files.known - recovery.seen, reverse=True):
             self._slots.add(number)
-        self._committer.barrier().done.wait(self.config.index_timeout)  # the first generations
+        if self._health.writable:
+            self._committer.barrier().done.wait(self.config.index_timeout)  # the first generations
         self._keeper.start()
         self._scrubber.start()
         self._recovered = True
@@ -334,6 +335,11 @@ class NvmeTier(Tier):
     def scrub(self) -> int:
         """One pass over all stored slots at full speed; gives how many failed."""
         return self._scrubber.scrub_all()
+
+    def release(self) -> None:
+        """Lets go of the directory soon, so that its file system can be unmounted and repaired; the tier takes it up
+        again by itself once it is there and can be written. Until then all reads are misses."""
+        self._keeper.release()
 
     def stat(self) -> TierStat:
         usage, status = self._slots.usage(), self._committer.status

@@ -23,6 +23,8 @@ from kvstore.tiers.nvme.slots import SlotTable, State
 from kvstore.tiers.nvme.ticket import Ticket
 from kvstore.tiers.tier import U64Array
 
+_JOB_BYTES = 512 << 10  # small blocks share a job up to this
+
 
 class Want(NamedTuple):
     """A block to read. ``into``: writable contiguous bytes of the part's length, best aligned to 4 KiB."""
@@ -148,24 +150,30 @@ class BlockMover:
     # --- writes ------------------------------------------------------------------------------------------------
 
     def write(self, ticket: Ticket, sources: Sequence[memoryview], sums: Sequence[U64Array]) -> None:
-        """Queues one write for each entry of the ticket."""
-        for position, (source, checksums) in enumerate(zip(sources, sums, strict=True)):
-            self._queue_write(ticket, [position], [checksums], source)
+        """Queues the writes of the ticket's entries, small ones several to a job."""
+        start = size = 0
+        for position, source in enumerate(sources):
+            size += len(source)
+            if size >= _JOB_BYTES or position + 1 == len(sources):
+                at = slice(start, position + 1)
+                self._queue_write(ticket, range(len(sources))[at], sums[at], sources[at])
+                start, size = position + 1, 0
 
     def write_trailers(self, ticket: Ticket, sums: Sequence[U64Array]) -> None:
         """Queues the writes of the trailers alone: the bytes are in the slots already."""
         for start in range(0, len(sums), 64):
-            self._queue_write(ticket, list(range(len(sums)))[start : start + 64], sums[start : start + 64], None)
+            at = slice(start, start + 64)
+            self._queue_write(ticket, range(len(sums))[at], sums[at], [None] * 64)
 
     def _queue_write(
-        self, ticket: Ticket, positions: list[int], sums: Sequence[U64Array], source: memoryview | None
+        self, ticket: Ticket, positions: range, sums: Sequence[U64Array], sources: Sequence[memoryview | None]
     ) -> None:
         ready = [at for at in positions if self._begin(ticket, at)]
-        by_position = dict(zip(positions, sums, strict=True))
+        first = positions.start
 
         def job(bounce: Bounce) -> None:
             for at in ready:
-                self._write_one(ticket, at, by_position[at], source, bounce)
+                self._write_one(ticket, at, sums[at - first], sources[at - first], bounce)
 
         try:
             if ready:

@@ -67,9 +67,7 @@ class Blocks:
         """Persists blocks; the ticket may not be durable yet."""
         namespace = tier.open_namespace(self.spec.canonical())
         slots = self.allocate(tier, len(numbers))
-        assert len(slots.slots) == len(numbers), (
-            f"{len(slots.slots)} of {len(numbers)} slots: {tier.health} {tier.stat()}"
-        )
+        assert len(slots.slots) == len(numbers), f"{len(slots.slots)} of {len(numbers)} slots: {tier.stat()}"
         contents = [self.content(number) for number in numbers]
         return slots, tier.persist(self.entries(namespace, slots, numbers, contents), contents)
 

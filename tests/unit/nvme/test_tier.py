@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -91,9 +93,9 @@ def test_a_freed_block_is_not_recovered_and_its_slot_is_used_again(tmp_path: Pat
 
 def test_generations_rise_over_restarts(tmp_path: Path) -> None:
     blocks, last = Blocks(), 0
-    for round in range(3):
+    for number in range(3):
         with opened(config(tmp_path)) as tier:
-            slots = blocks.put_durably(tier, [round])
+            slots = blocks.put_durably(tier, [number])
             assert int(slots.generations[0]) > last
             last = int(slots.generations[0])
 
@@ -143,8 +145,6 @@ def test_the_scrubber_keeps_to_its_rate(tmp_path: Path) -> None:
         blocks.put_durably(tier, NUMBERS)
     rate = 5 * blocks.bytes
     with opened(config(tmp_path, scrub_bytes=rate)) as tier:
-        import time
-
         start = time.monotonic()
         assert until(lambda: tier.details().scrubbed >= 7)
         assert tier.details().scrubbed_bytes <= rate * (time.monotonic() - start + 1) + 2 * blocks.bytes
@@ -268,7 +268,7 @@ def test_ranges_are_written_and_read_at_any_offset(tmp_path: Path) -> None:
         slots = blocks.allocate(tier, 2)
         content = bytes(blocks.content(1))
         cuts = [0, 10, 4096, 10_000, 20_480, 50_000]
-        for start, end in reversed(list(zip(cuts, cuts[1:], strict=False))):
+        for start, end in reversed(list(itertools.pairwise(cuts))):
             tier.write([Transfer(int(slots.slots[1]), start, memoryview(content)[start:end])])
         for start, end in ((0, 50_000), (1, 2), (4096, 8192), (9_999, 30_000)):
             into = memoryview(bytearray(end - start))
