@@ -84,7 +84,8 @@ def _print(value: dict[str, Any]) -> None:
         highlight=False,
     )
     for table in (_tiers(value["tiers"]), _traffic(value["counters"]), _namespaces(value["namespaces"])):
-        console.print(table)
+        if table.row_count:
+            console.print(table)
 
 
 def _table(title: str, *columns: str) -> Any:
@@ -106,16 +107,13 @@ def _tiers(tiers: list[dict[str, Any]]) -> Any:
 
 
 def _traffic(counters: dict[str, int]) -> Any:
-    """Hits, and misses by reason, of lookups (match) and reads (acquire): what a cache is for; then the rest."""
+    """Hits and misses by reason first: they are what a cache is for; then the rest."""
     table = _table("since the start", "counter", "count", "share")
-    shown = set()
-    for call in ("match", "acquire"):
-        names = [name for name in counters if name.startswith((f"{call}_hit", f"{call}_miss"))]
-        asked = sum(counters[name] for name in names)
-        for name in sorted(names):
-            table.add_row(name.replace("_", " "), str(counters[name]), f"{counters[name] / max(1, asked):.1%}")
-        shown.update(names)
-    for name in sorted(set(counters) - shown):
+    lookups = sorted(name for name in counters if name == "hit_blocks" or name.startswith("miss_blocks_"))
+    asked = sum(counters[name] for name in lookups)
+    for name in lookups:
+        table.add_row(name.replace("_", " "), str(counters[name]), f"{counters[name] / max(1, asked):.1%}")
+    for name in sorted(set(counters) - set(lookups)):
         table.add_row(name.replace("_", " "), str(counters[name]), "")
     return table
 

@@ -155,7 +155,7 @@ class DataServer:
         try:
             header = lane.next_header()
         except ProtocolError as error:
-            self._fail(lane, 0, error, request_id_of(error))
+            self._fail(lane, Op.HELLO, error, request_id_of(error))  # an op that every client can parse
             lane.linger()
             return False
         if header is None:

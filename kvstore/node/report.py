@@ -89,9 +89,9 @@ _GAUGES = (
 )
 # Counters of the store by their names -> metric, help, labels. Others appear under their own names.
 _FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    (r"(match|acquire)_calls", "kvstore_lookups", "Lookups of chains, by call.", ("call",)),
-    (r"(match|acquire)_hit_blocks", "kvstore_hits", "Blocks found, by call.", ("call",)),
-    (r"(match|acquire)_miss_blocks_(\w+)", "kvstore_misses", "Blocks not found, by reason.", ("call", "reason")),
+    (r"hit_blocks", "kvstore_hits", "Blocks that reads asked for and got.", ()),
+    (r"miss_blocks_(\w+)", "kvstore_misses", "Blocks that reads asked for and did not get, by reason.", ("reason",)),
+    (r"put_blocks_(\w+)", "kvstore_put_blocks", "Blocks of puts, by outcome.", ("outcome",)),
     (r"dropped_blocks_(\w+)", "kvstore_evictions", "Blocks dropped, by cause.", ("cause",)),
 )
 

@@ -18,6 +18,7 @@ from kvstore.node.metrics import Collector, NodeMetrics, render
 from kvstore.node.report import Facts, node_metrics, stat_reply, store_metrics
 from kvstore.node.sessions import Sessions
 from kvstore.node.units import show_size
+from kvstore.tiers import memfile
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import StoreConfig
 from kvstore.transport.frame import Limits
@@ -55,16 +56,22 @@ class Node:
         self._http: HttpServer | None = None
         self._identity = identity.claim(config.data_dir)
         try:
-            self.store = BlockStore(self._store_config())
+            self._open_store()
         except BaseException:
             self._identity.close()
             raise
+
+    def _open_store(self) -> None:
+        settings = self._store_config()
+        fresh = not settings.memory_file.exists()
+        self.store = BlockStore(settings)
         try:
             self._open_servers()
         except BaseException:
             self._close_servers(0.0)
             self.store.close()
-            self._identity.close()
+            if fresh:  # a node that could not start leaves no memory taken
+                memfile.purge(settings.memory_file)
             raise
 
     def _store_config(self) -> StoreConfig:

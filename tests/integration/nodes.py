@@ -16,6 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvstore.cli.control import control
+from kvstore.cli.stat import as_dict
+from kvstore.v1 import control_pb2 as pb
+
 COMMAND = [sys.executable, "-m", "kvstore.cli"]
 PATIENCE = 60.0  # seconds after which a test gives up; nothing is measured with it
 
@@ -84,9 +88,9 @@ class NodeProcess:
         return cli(*arguments, KVSTORE_TARGET=self.target, **environ)
 
     def stat(self) -> Any:
-        done = self.run("stat", "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        """What `kvstore stat --json` prints."""
+        with control(f"grpc://{self.control}", PATIENCE) as stub:
+            return as_dict(stub.Stat(pb.StatRequest()))
 
     def get(self, path: str) -> tuple[int, str]:
         """An HTTP page: status and text."""

@@ -400,11 +400,11 @@ def test_memory_is_not_given_to_a_session_that_has_not_locked_its_byte(running: 
         assert isinstance(raw.error(Op.WRITE, pb.WriteRequest()), errors.Unsupported)
 
 
-def test_a_part_larger_than_a_segment_names_the_setting(raw: Raw) -> None:
+def test_a_part_larger_than_a_segment_names_the_setting(address: str) -> None:
     spec = NamespaceSpec(model="huge", block_tokens=4, parts=(PartSpec("0", 3 << 20),))
-    handle = raw.open(spec)
-    keys = keys_of(1, spec=spec)
-    error = raw.error(Op.RESERVE, pb.ReserveRequest(namespace=handle, chain=types.ChainSlice(keys=keys)))
+    with Raw(address) as raw:
+        chain = types.ChainSlice(keys=keys_of(1, spec=spec))
+        error = raw.error(Op.RESERVE, pb.ReserveRequest(namespace=raw.open(spec), chain=chain))
     assert isinstance(error, errors.InvalidArgument)
     assert "segment_bytes" in str(error)
 
