@@ -8,6 +8,7 @@ Of 16 leaves taken at random the one worth least goes; leaves of abandoned branc
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from typing import ClassVar
@@ -25,6 +26,7 @@ from kvstore.tiers.index import HARD_PIN, NO_PIN, READY, BlockIndex
 SAMPLE = 16  # leaves compared for one victim
 COST_TOKENS = 512 / 0.0168  # recomputing a block this deep costs twice what the first one costs (attention)
 IMPORTANCE_SCALE = 65536
+_WALK = 16384  # blocks of an abandoned branch marked at once: some milliseconds
 _ROUNDS = 8  # samples tried before all leaves are looked at
 _SCAN = 65536  # leaves looked at in one step
 _SCAN_LIMIT = 1 << 20  # and in one call
@@ -95,19 +97,20 @@ class TurnScore(EvictionPolicy):
         return self._now
 
     def _weigh(self, rows: IntArray) -> None:
-        """Everything of the keep value but age."""
+        """Everything of the keep value but age, and importance, which the store may set at any time."""
         features, index = self.features, self.index
         tokens = features.block_tokens(index.namespace_at[rows[0]])
         value = features.references[rows] * (features.turn[rows] + np.float32(1))
         value *= 1 + index.block[rows] * np.float32(tokens / COST_TOKENS)
-        value *= 1 + index.importance[rows] * np.float32(1 / IMPORTANCE_SCALE)
         value /= 1 + features.appended[rows] * np.float32(1 / UNIT_TOKENS)
         self._weight[rows] = np.sqrt(value)
 
     def _abandon(self, row: int) -> None:
         """Somebody turned off where only ``row`` went on: it and what hangs on it alone will hardly be asked for."""
         index, dead = self.index, self._dead_at
-        while not dead[row] and index.state_at[row] == READY and not index.leases_at[row]:
+        for _ in range(_WALK):  # the end of a longer branch goes by its keep value
+            if dead[row] or index.state_at[row] != READY or index.leases_at[row]:
+                return
             if not index.children_at[row]:
                 self._leaves.discard(row)
                 self._abandoned.add(row)
@@ -166,14 +169,17 @@ class TurnScore(EvictionPolicy):
     def _sample(self, soft_too: bool) -> list[tuple[int, float, int]]:
         """Up to 16 random leaves as (pin, keep value, row)."""
         leaves, count, draw = self._leaves.rows, self._leaves.count, self._random
-        weight, last, pins = self._weight_at, self._last_at, self.index.pins_at
+        weight, last, pins, importance = self._weight_at, self._last_at, self.index.pins_at, self.index.importance_at
         base = self._now + self.gaps.age_constant
         few = count <= SAMPLE
         picks = []
         for at in range(count if few else SAMPLE):
             row = leaves[at if few else int(draw() * count)]
             if not pins[row] or (soft_too and pins[row] != HARD_PIN):
-                picks.append((pins[row], weight[row] / (base - last[row]) ** 3, row))
+                value = weight[row] / (base - last[row]) ** 3
+                if importance[row]:
+                    value *= math.sqrt(1 + importance[row] / IMPORTANCE_SCALE)
+                picks.append((pins[row], value, row))
         return picks
 
     def _scanned(self, evictable: Evictable) -> int | None:

@@ -301,8 +301,6 @@ def test_importance_is_a_mild_reason_to_stay() -> None:
     for tail in range(8):
         cache.put([tail + 1], tail + 1)
     cache.index.importance_at[cache.row(3)] = 60000
-    for tail in range(8):
-        cache.ask([tail + 1], 100 + tail, seconds=0)
     assert [cache.evict() for _ in range(8)][-1] == 3
 
 
