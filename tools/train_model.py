@@ -44,7 +44,7 @@ class Phase:
     length: int
 
 
-PHASES = (Phase(1600, 8, 512), Phase(280, 2, 2048), Phase(110, 1, 7680))
+PHASES = (Phase(1440, 8, 512), Phase(160, 2, 2048), Phase(80, 1, 7680))
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,14 @@ def config() -> LlamaConfig:
 class Optimizers:
     """Muon for the matrices of the layers, AdamW for embeddings and norms, one schedule for both."""
 
-    def __init__(self, model: LlamaForCausalLM, steps: int) -> None:
+    def __init__(self, model: LlamaForCausalLM) -> None:
         matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
         others = [p for n, p in model.named_parameters() if p.ndim < 2 or "embed" in n]
         self._all = [
             torch.optim.Muon(matrices, lr=3e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self._plans = [
-            torch.optim.lr_scheduler.LambdaLR(each, lambda step: schedule(step, steps)) for each in self._all
-        ]
+        self._plans = [torch.optim.lr_scheduler.LambdaLR(each, schedule) for each in self._all]
 
     def step(self) -> None:
         for each, plan in zip(self._all, self._plans, strict=True):
@@ -174,18 +172,20 @@ class Optimizers:
             each.load_state_dict(saved)
 
 
-def schedule(step: int, steps: int) -> float:
-    """Warm up over 60 steps, hold, fall linearly from 45 % of all steps on to a twentieth."""
+def schedule(step: int) -> float:
+    """Warm up over 60 steps, hold, fall slowly from step 896 on, and over the long windows to a fiftieth."""
     if step < 60:
         return (step + 1) / 60
-    return min(1.0, 0.05 + 0.95 * (steps - step) / (steps * 0.55))
+    steps, long_steps = sum(phase.steps for phase in PHASES), sum(phase.steps for phase in PHASES[1:])
+    slowly = min(1.0, 0.05 + 0.95 * (1990 - step) / (1990 * 0.55))
+    return min(slowly, 0.02 + 0.507 * (steps - step) / long_steps)
 
 
 def train(phases: tuple[Phase, ...], checkpoint: Path) -> LlamaForCausalLM:
     """Trains, printing progress every 20 steps and saving every 100; goes on from ``checkpoint`` when it is there."""
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(config())
-    optimizers = Optimizers(model, sum(phase.steps for phase in phases))
+    optimizers = Optimizers(model)
     done = _restore(checkpoint, model, optimizers)
     texts = {book: verses for book, verses in books().items() if book != HELD_OUT}
     start, losses = time.monotonic(), []
