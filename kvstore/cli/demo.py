@@ -14,7 +14,7 @@ import typer
 
 from kvstore.cli import missing
 from kvstore.cli.demo_report import Answer, Outcome, Screen
-from kvstore.cli.demo_run import Decoder, Node, Stage, Workspace
+from kvstore.cli.demo_run import INTERRUPTS, Decoder, Node, Stage, Workspace
 
 app = typer.Typer(pretty_exceptions_enable=False)
 _LIBRARIES = ("torch", "safetensors", "tokenizers", "prometheus_client")
@@ -84,13 +84,14 @@ def _start_node(stage: Stage, workspace: Workspace, screen: Screen) -> Node:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the demo like Ctrl-C does: with everything cleaned up."""
+    """SIGTERM and SIGHUP end the demo like Ctrl-C does: with everything cleaned up."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

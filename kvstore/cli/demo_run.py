@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import IO, Any
 
 from kvstore.core.errors import Unavailable
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 START_SECONDS = 60.0  # for a node to listen, on a very busy machine
 
 
@@ -47,6 +49,8 @@ class Workspace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for number in INTERRUPTS:  # a second Ctrl-C must not stop the cleaning
+            signal.signal(number, signal.SIG_IGN)
         for child in self._children:
             kill(child)
         for path in self.memory_file.parent.glob(f"{self.memory_file.name}*"):

@@ -89,7 +89,7 @@ def test_the_text_is_readable(shown: tuple[int, dict[str, Any]]) -> None:
         assert all(character.isprintable() or character == "\n" for character in request["text"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_demo_leaves_nothing(nothing_left: Path, number: signal.Signals) -> None:
     demo = start(nothing_left)
     assert demo.stdout is not None
