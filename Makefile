@@ -59,6 +59,7 @@ bench: $(RUN)  ## the data path against what this machine can do (ARGS=--json fo
 
 torture: $(DEV)  ## kill and stop processes at random moments, TORTURE_ROUNDS times, and check every byte
 	$(BIN)/python -m tests.torture --rounds $(TORTURE_ROUNDS) $(ARGS)
+	$(BIN)/python -m tests.faults --rounds $(TORTURE_ROUNDS)
 
 wheel-test: $(DEV)  ## build sdist and wheel, try the wheel in clean environments
 	$(BIN)/python -m tests.suites packaging

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
-SUITES = ("lint", "unit", "contract", "integration", "torture", "packaging")
+SUITES = ("lint", "unit", "contract", "integration", "faults", "torture", "packaging")
 APART: tuple[str, ...] = ()  # folders of tests that run elsewhere
 BIN = Path(sys.executable).parent
 LINT = {
