@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-_NEEDS = {"node": ("node",), "demo": ("decoder", "node"), "bench": ("node",)}  # extras by command; others: cli
+# extras by command; others: cli
+_NEEDS = {"node": ("node",), "demo": ("decoder", "node"), "bench": ("node",), "fsck": ("node",)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,6 +23,7 @@ _COMMANDS = {
     "match": "kvstore.cli.match",
     "evict": "kvstore.cli.evict",
     "purge": "kvstore.cli.purge",
+    "fsck": "kvstore.cli.fsck",
     "bench": "kvstore.cli.bench",
 }
 _OURS = ("kvstore",)

@@ -21,9 +21,7 @@ class Cause(Enum):
     INDEX = "the index process is being restarted; see its last words in the log"
     WRITE_IO = "look at the kernel log and the drive's health; writes are tried again from time to time"
     READ_IO = "look at the kernel log and the drive's health; blocks that cannot be read are misses"
-    READ_ONLY = (
-        "the file system is read-only: remount it read-write; release the tier if it must be unmounted first"
-    )
+    READ_ONLY = "the file system is read-only: remount it read-write; release the tier if it must be unmounted first"
     DISK = "nothing can be read or written: repair, unmount and mount the file system; the tier takes it up again"
 
 
