@@ -8,17 +8,15 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.core.errors import ConfigError, KVStoreError
+from kvstore.core.errors import ConfigError, Unavailable
 from kvstore.node.config import NodeConfig
 
 _ID_FILE = "node-id"
 _LOCK_FILE = "lock"
 
 
-class InUse(KVStoreError):
-    """A living node uses this directory, file, socket or port."""
-
-    code = ConfigError.code
+class InUse(Unavailable):
+    """A living node uses this directory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ class Raw:
 
 def keys_of(count: int, salt: int = 0, spec: NamespaceSpec = SPEC) -> bytes:
     """Keys of a chain of ``count`` blocks; another salt is another chain."""
-    tokens = np.arange(count * spec.block_tokens, dtype=np.uint32) + salt * 100_003
+    tokens = np.arange(count * spec.block_tokens, dtype=np.uint32) + salt * 30_011
     return chain_keys(spec.root, tokens, spec.block_tokens)
 
 

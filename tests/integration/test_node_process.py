@@ -87,7 +87,7 @@ def test_a_file_in_the_socket_s_place_is_not_removed(tmp_path: Path) -> None:
 
 
 def test_a_data_directory_serves_one_node(running: NodeProcess, tmp_path: Path) -> None:
-    message = refused(tmp_path / "other", "in use by a living node", status=2, data_dir=running.settings["data_dir"])
+    message = refused(tmp_path / "other", "in use by a living node", status=1, data_dir=running.settings["data_dir"])
     assert running.process is not None
     assert f"process {running.process.pid}" in message
 
