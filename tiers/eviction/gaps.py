@@ -25,5 +25,6 @@ class ReturnGaps:
         self._gaps[self._seen % _KEPT] = seconds
         self._seen += 1
         if self._seen % _EVERY == 0:
-            median = float(np.median(self._gaps[: min(self._seen, _KEPT)]))
+            kept = np.sort(self._gaps[: min(self._seen, _KEPT)])
+            median = float(kept[len(kept) // 2])
             self.age_constant = min(max(FACTOR * median, LEAST_SECONDS), MOST_SECONDS)

@@ -15,7 +15,7 @@ from kvstore.core.keys import KeyArray
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.eviction import POLICIES, EvictionPolicy, Lru, TurnScore, make_policy
 from kvstore.tiers.eviction.ghost import Ghost
-from kvstore.tiers.eviction.lru import CHUNK, TouchQueue
+from kvstore.tiers.eviction.touches import CHUNK, TouchQueue
 from kvstore.tiers.index import HARD_PIN, NO_PIN, READY, SOFT_PIN, BlockIndex
 
 BLOCK_TOKENS = 512
@@ -189,20 +189,29 @@ def test_lru_evicts_the_deepest_block_of_the_oldest_request_first() -> None:
     assert [cache.evict() for _ in range(5)] == [22, 21, 12, 11, 1]
 
 
-def test_lru_queue_stays_within_twice_the_rows_however_often_they_are_touched() -> None:
-    stamps = np.zeros(20_000, np.uint64)
-    queue = TouchQueue(stamps)
+@pytest.mark.parametrize("order", ["random", "forward", "backward"])
+def test_touch_queue_keeps_the_order_in_bounded_room_however_often_rows_are_touched(order: str) -> None:
+    size = 40_000
+    queue = TouchQueue(size)
     rng = np.random.default_rng(0)
-    for stamp in range(1, 2000):
-        rows = rng.choice(20_000, 500, replace=False)
-        stamps[rows] = stamp
-        queue.append(rows, stamp, 20_000)
-    assert queue.entries <= 2 * 20_000 + 6 * CHUNK
-    order = []
-    while batch := queue.take():
-        order += batch
-    assert [stamp for stamp, _ in order] == sorted(stamps[stamps > 0].tolist())
-    assert all(stamps[row] == stamp for stamp, row in order)
+    last: dict[int, int] = {}
+    for touch in range(800):
+        start = {"forward": touch * 700, "backward": -touch * 700}.get(order, 0)
+        rows = rng.choice(size, 700, replace=False) if order == "random" else (start + np.arange(700)) % size
+        queue.append(rows)
+        for row in rows.tolist():
+            last.pop(row, None)
+            last[row] = touch
+        for row in rows[:20].tolist():
+            queue.discard(row)
+            del last[row]
+        assert queue.nbytes <= 4 * (2 * size + 9 * CHUNK)
+    assert len(queue) == len(last)
+    taken: list[int] = []
+    while len(rows := queue.take()):
+        taken += rows.tolist()
+    assert taken == list(last)
+    assert len(queue) == 0
 
 
 def test_turnscore_evicts_a_one_shot_document_before_a_conversation() -> None:
