@@ -1,0 +1,474 @@
+"""The half that runs in the scheduler: knows requests and keys, decides what is loaded and saved. No vLLM imports."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvstore.core.keys import KEY_BYTES
+from kvstore.core.namespace import NamespaceSpec
+
+from . import descriptor
+from .breaker import Breaker
+from .descriptor import Fields, RankFacts, Refused
+from .link import Link
+from .lookup import DONE, Lookup, Lookups
+from .memory import FailureMemory, SaveMemory
+from .messages import LoadEnd, LoadOp, SaveOp, StepPlan, WorkerReport
+from .options import Options
+from .planner import LoadRun, full_blocks, hit_limit, plan_load, plan_saves, usable_hit
+from .rates import Rates
+from .stats import Recorder
+from .track import Handoff, Track, handoff_of, tag_of
+
+PROBE_S = 120.0  # how long the engine may take until its hashing is set up
+BAD_BLOCK = ("checksum",)  # reasons that say that the block itself is bad
+OUTAGE = ("unavailable", "deadline", "session", "backoff")  # reasons that say that the node is
+
+
+class SchedulerSide:
+    """Driven by the adapter, one call a hook. ``probe`` gives the digest of a fixed block once hashing is set up."""
+
+    def __init__(
+        self,
+        options: Options,
+        loads: bool,
+        saves: bool,
+        hash_algorithm: str,
+        probe: Callable[[], str | None],
+        stats: Recorder,
+        refusals: Sequence[str] = (),
+        make_client: Callable[[Options], Any] | None = None,
+        hold: Callable[..., Any] | None = None,
+    ) -> None:
+        self.options, self.stats = options, stats
+        self._loads = loads and options.load != "never"
+        self._saves = saves and options.save != "none"
+        self._hash_algorithm, self._probe = hash_algorithm, probe
+        self._log = logging.getLogger("vllm.kvstore")
+        self._breaker = Breaker("scheduler", options.breaker_seconds, log=self._log)
+        self._link = Link(options, self._breaker, self._log, self._opened, make_client)
+        self._lookups = Lookups(
+            self._link, self._breaker, options.max_lookups, options.stall_timeout_s, window_parts, 2, hold
+        )
+        self._ranks: dict[tuple[int, int], RankFacts] = {}
+        self._geometry: Any = None
+        self._spec: NamespaceSpec | None = None
+        self._refusals = tuple(refusals)
+        self.refused = ""
+        self._generation = options.weights_generation
+        self._describing = False
+        self._announce = False  # the namespace must be told to the workers
+        self._tracks: dict[str, Track] = {}
+        self._pending: list[LoadOp] = []
+        self._forget: list[str] = []
+        self._failures, self._saved_keys = FailureMemory(), SaveMemory()
+        self.rates = Rates()
+        self._copying: set[int] = set()
+        self._fresh: set[int] = set()
+        self._step: tuple[float, int] | None = None  # (start, prompt tokens) of the step in flight
+
+    # --- start-up
+
+    def add_ranks(self, ranks: Mapping[tuple[int, int], RankFacts]) -> None:
+        """Descriptions of workers, by handshake or report. Opens the namespace once all are there."""
+        if self._describing or not ranks:
+            return
+        self._ranks.update(ranks)
+        first = next(iter(self._ranks.values()))
+        if len(self._ranks) >= first.tp_size * first.pp_size:
+            self._describing = True
+            threading.Thread(target=self._describe, name="kvstore-describe", daemon=True).start()
+
+    def _describe(self) -> None:
+        end = time.monotonic() + PROBE_S
+        try:
+            while (probe := self._probe()) is None and time.monotonic() < end:
+                time.sleep(0.002)
+            if probe is None:
+                raise Refused("the engine's block hashing was not set up")
+            self._build(probe)
+        except Refused as error:
+            self._refuse(str(error))
+        except Exception as error:
+            self._log.exception("kvstore: the namespace could not be described")
+            self._refuse(f"the namespace could not be described: {error}")
+
+    def _build(self, probe: str) -> None:
+        if self._refusals:
+            raise Refused("; ".join(self._refusals))
+        options = self.options
+        fields = Fields(self._hash_algorithm, probe, options.tenant, self._generation, options.head_parts)
+        spec = descriptor.build(self._ranks, fields)
+        self._geometry = descriptor.geometry(next(iter(self._ranks.values())))
+        self._needed = descriptor.needed_groups(spec)
+        self._use(spec)
+
+    def _use(self, spec: NamespaceSpec) -> None:
+        self._spec, self._announce = spec, True
+        self._link.open(spec)
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        self._log.error("kvstore: caching is off for this engine: %s", why)
+        self.stats.gauge("namespace_open", -1, "scheduler")
+
+    def _opened(self, namespace: Any, spec: NamespaceSpec) -> None:
+        """Says what was opened, and which field differs when an engine of the same model wrote other blocks."""
+        self._log.info("kvstore: namespace %s open at %s", spec.root.hex(), self.options.target)
+        differs = [str(name) for name in getattr(namespace, "differs", ()) or ()]
+        if differs:
+            nearest = getattr(namespace, "nearest_root", b"") or b""
+            self._log.warning(
+                "kvstore: the node holds no blocks of this engine's namespace; the nearest one of %s (%s) differs in: "
+                "%s. Blocks stored there cannot be used here, so expect no hits until this engine has stored its own",
+                spec.model, bytes(nearest).hex(), ", ".join(differs),
+            )  # fmt: skip
+
+    # --- requests
+
+    def new_request(self, request: Any, salt: bytes | None = b"", cacheable: bool = True) -> None:
+        """A request arrived. ``salt``: content of its LoRA adapter, None when that is unknown."""
+        if self.refused:
+            return
+        params = getattr(request, "kv_transfer_params", None)
+        handoff = handoff_of(params)
+        usable = cacheable and salt is not None
+        reads = usable and self._loads and not getattr(request, "skip_reading_prefix_cache", False)
+        track = Track(request, tag_of(str(request.request_id)), reads, usable and self._saves, salt or b"", handoff)
+        self._tracks[track.id] = track
+        if reads:
+            self._start_lookup(track)
+
+    def _start_lookup(self, track: Track) -> None:
+        spec, geometry = self._spec, self._geometry
+        if spec is None or geometry is None:
+            return
+        limit = hit_limit(geometry, track.request.num_tokens, self.options.load_mode == "async")
+        if limit * geometry.unit < self.options.min_hit_tokens:
+            return
+        if self._breaker.blocked or self._link.failing:
+            self.stats.add("lookup_misses", 1, "breaker" if self._breaker.blocked else "no_namespace")
+            track.may_load = False
+            return
+        wait = self.options.lookup_timeout_ms / 1000
+        wanted = 0
+        if track.handoff is not None:
+            wait, wanted = max(wait, self.options.handoff_timeout_s), min(track.handoff.blocks, limit)
+        track.drop_lookup()
+        track.lookup = Lookup(track.hashes(geometry, 0, limit), spec, track.tag, wait, wanted)
+        track.deadline_passed = False
+        self._lookups.submit(track.lookup)
+
+    def matched_tokens(self, request: Any, computed: int) -> int | None:
+        """Tokens beyond ``computed`` that can be loaded; None: ask again. Cheap, and without side effects in vLLM."""
+        track = self._tracks.get(str(request.request_id))
+        geometry = self._geometry
+        if track is None or geometry is None or not track.may_load or track.failed or self.refused:
+            return 0
+        limit: int = hit_limit(geometry, request.num_tokens, self.options.load_mode == "async")
+        if limit * geometry.unit - computed < self.options.min_hit_tokens:
+            return 0
+        lookup = track.lookup
+        if lookup is None or self._outdated(track, lookup, limit):
+            self._start_lookup(track)
+            lookup = track.lookup
+            if lookup is None:
+                return 0
+        if lookup.state != DONE:
+            return self._waiting(track, lookup)
+        return self._answer(track, lookup, computed, limit)
+
+    def _outdated(self, track: Track, lookup: Lookup, limit: int) -> bool:
+        if lookup.state != DONE:
+            return False
+        too_old = time.monotonic() - lookup.finished_at > self.options.lookup_valid_s
+        grown = lookup.blocks < limit and not track.new  # resumed after preemption with more tokens
+        return too_old or grown or lookup.spec is not self._spec
+
+    def _waiting(self, track: Track, lookup: Lookup) -> int | None:
+        if time.monotonic() < lookup.deadline:
+            return None
+        if not track.deadline_passed:
+            track.deadline_passed = True
+            self.stats.add("lookup_misses", 1, "deadline")
+            self._breaker.failure("lookups are slow", soft=True)
+        return 0
+
+    def _answer(self, track: Track, lookup: Lookup, computed: int, limit: int) -> int:
+        geometry = self._geometry
+        self._adopt(track, lookup)
+        if lookup.reason:
+            self._count_query(track, lookup, computed, 0, lookup.reason)
+            return 0
+        now = time.monotonic()
+        matched = self._failures.cut(track.key_list(0, lookup.matched), lookup.matched, now)
+        end = usable_hit(geometry, matched, lookup.present, limit)
+        tokens: int = max(0, end * geometry.unit - computed)
+        if tokens < self.options.min_hit_tokens or not self._worth(track, tokens):
+            tokens = 0
+        self._count_query(track, lookup, computed, tokens, "" if tokens else "absent")
+        track.answered = (computed, end) if tokens else None
+        return tokens
+
+    def _worth(self, track: Track, tokens: int) -> bool:
+        """Decided once a request: the answer must not change while it waits for room."""
+        if self.options.load != "auto" or track.handoff is not None:
+            return True
+        if "worth" not in track.extra:
+            track.extra["worth"] = self.rates.worth_loading(tokens)
+            if not track.extra["worth"]:
+                self.stats.add("recomputed_tokens", tokens)
+        return bool(track.extra["worth"])
+
+    def _adopt(self, track: Track, lookup: Lookup) -> None:
+        """Takes over keys and what the store had."""
+        if track.extra.get("adopted") is lookup:
+            return
+        track.extra["adopted"] = lookup
+        self.stats.time("lookup_seconds", lookup.finished_at - lookup.started)
+        if lookup.spec is not self._spec or not lookup.keys:
+            return
+        if len(lookup.keys) > len(track.keys):
+            track.keys = lookup.keys
+        if not lookup.reason:
+            track.found = lookup.matched
+            track.saved = max(track.saved, lookup.matched)
+            self._saved_keys.absent(track.key_list(lookup.matched, lookup.blocks))
+
+    def _count_query(self, track: Track, lookup: Lookup, computed: int, tokens: int, miss: str) -> None:
+        if track.counted:
+            return
+        track.counted = True
+        self.stats.add("queries")
+        self.stats.add("query_tokens", max(0, track.request.num_tokens - computed))
+        if tokens:
+            self.stats.add("hits")
+            self.stats.add("hit_tokens", tokens)
+        else:
+            self.stats.add("lookup_misses", 1, miss)
+
+    def allocated(
+        self, request: Any, tables: Sequence[Sequence[int]], external: int, held: Callable[[int, int], bool]
+    ) -> None:
+        """vLLM reserved pages for what was promised: plan the load."""
+        track = self._tracks.get(str(request.request_id))
+        if external <= 0:
+            return
+        if track is None or track.answered is None:
+            self.refuse_load(str(request.request_id), tables)
+            return
+        computed, _ = track.answered
+        track.answered = None
+        unit = self._geometry.unit
+        end = -(-(computed + external) // unit)
+        runs = plan_load(self._geometry, computed, external, tables, held)
+        track.extend(self._geometry, self._root, end)
+        op = LoadOp(track.id, end, runs, track.tag, self.options.load_mode == "sync")
+        self._pending.append(op)
+        track.loading = (computed // unit, end)
+        track.saved = max(track.saved, end)
+        self._fresh.update(page for run in runs for page in run.pages)
+
+    @property
+    def _root(self) -> bytes:
+        assert self._spec is not None
+        return self._spec.root
+
+    def refuse_load(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
+        """A promise that cannot be kept: every page is reported as not loaded."""
+        pages = tuple(page for page in tables[0] if page) if tables else ()
+        runs = (LoadRun(0, 0, len(pages), pages),) if pages else ()
+        sync = self.options.load_mode == "sync"
+        self._pending.append(LoadOp(request_id, len(pages), runs, 0, sync, refused="planning"))
+        track = self._tracks.get(request_id)
+        if track is not None:
+            track.failed = True
+
+    # --- steps
+
+    def plan(self, steps: Sequence[tuple[str, int, int]], tables: Callable[[str], Any], fresh: set[int]) -> StepPlan:
+        """What the workers do in this step.
+
+        ``steps``: (request, tokens computed before, tokens scheduled). ``tables(request)``: its block tables after
+        allocation. ``fresh``: pages given out in this step.
+        """
+        plan = StepPlan(acknowledged=self._describing)
+        plan.loads, self._pending = self._pending, []
+        plan.forget, self._forget = self._forget, []
+        if self._announce and self._spec is not None:
+            plan.namespace, self._announce = self._spec.canonical(), False
+        for op in plan.loads:
+            self._send_keys(plan, op.request, op.end)
+        prompt = 0
+        for request_id, computed, scheduled in steps:
+            track = self._tracks.get(request_id)
+            if track is not None:
+                track.new = False
+                prompt += scheduled if computed < track.request.num_prompt_tokens else 0
+                self._plan_saves(plan, track, computed, scheduled, tables)
+        self._step = (time.monotonic(), prompt)
+        self._fence(plan, fresh)
+        return plan
+
+    def _send_keys(self, plan: StepPlan, request_id: str, end: int) -> None:
+        track = self._tracks.get(request_id)
+        if track is None or end <= track.sent:
+            return
+        keys = track.keys[track.sent * KEY_BYTES : end * KEY_BYTES]
+        plan.chains.append((request_id, track.sent, keys))
+        track.sent += len(keys) // KEY_BYTES
+
+    def _plan_saves(self, plan: StepPlan, track: Track, computed: int, scheduled: int, tables: Any) -> None:
+        geometry, request = self._geometry, track.request
+        if not track.may_save or track.gap or geometry is None or self._spec is None or self.refused:
+            return
+        known = request.num_tokens if self.options.save == "all" else request.num_prompt_tokens
+        end = full_blocks(geometry, computed, scheduled, min(known, request.num_tokens), len(request.block_hashes))
+        if track.lookup is not None and track.lookup.state == DONE:
+            self._adopt(track, track.lookup)
+        if end <= track.saved or self._breaker.blocked:
+            return
+        found = tables(track.id)
+        if found is None:
+            return
+        track.extend(geometry, self._root, end)
+        first = track.saved
+        if first and self._saved_keys.gap(track.key(first - 1)):
+            track.gap = True
+            self.stats.add("dropped_tokens", (end - first) * geometry.unit, "gap")
+            return
+        runs, planned = plan_saves(
+            geometry, first, end, found, lambda block: self._saved_keys.sent(track.key(block)), self._needed
+        )
+        track.gap = planned < end
+        track.saved = planned
+        for run in runs:
+            last = run.first + run.count
+            self._saved_keys.send(track.key_list(run.first, last))
+            self._send_keys(plan, track.id, last)
+            plan.saves.append(SaveOp(track.id, run, track.tag, (last - track.found) * geometry.unit))
+
+    def _fence(self, plan: StepPlan, fresh: set[int]) -> None:
+        """Pages given out while an earlier save still copies them: the workers let the copy go first."""
+        if self._copying:
+            plan.fence = not self._copying.isdisjoint(fresh | self._fresh)
+        self._fresh = set()
+        if any(rank.shared.get("device", "cpu") != "cpu" for rank in self._ranks.values()):
+            self._copying.update(page for op in plan.saves for pages in op.run.pages for page in pages)
+
+    def step_done(self, report: WorkerReport | None, received: Sequence[str]) -> None:
+        """Outputs of a step arrived."""
+        self._measure()
+        for request_id in received:
+            track = self._tracks.get(request_id)
+            if track is not None:
+                track.loading = None
+                track.drop_lookup()
+        if report is None:
+            return
+        if report.ranks:
+            self.add_ranks(report.ranks)
+        self._announce = self._announce or report.lost_namespace
+        if report.lost_namespace:
+            for track in self._tracks.values():
+                track.sent = 0
+        self._copying.difference_update(report.copied)
+        self._saved_keys.dropped(report.dropped)
+        for end in report.loads:
+            self._load_ended(end)
+
+    def _measure(self) -> None:
+        if self._step is not None:
+            began, prompt = self._step
+            self._step = None
+            self.rates.prefilled(prompt, time.monotonic() - began)
+
+    def _load_ended(self, end: LoadEnd) -> None:
+        if not end.reason:
+            self.rates.loaded(end.tokens, end.transfer_s, end.total_s)
+            return
+        track = self._tracks.get(end.request)
+        if end.reason in OUTAGE:
+            self._breaker.failure(f"loads fail: {end.reason}")
+        if track is None:
+            return
+        track.failed = True
+        track.saved = min(track.saved, end.good)
+        keys = track.key_list(end.good, end.good + 1)
+        self._saved_keys.absent(track.key_list(end.good, len(track.keys)))
+        if end.reason in BAD_BLOCK:
+            self._failures.failed(keys, time.monotonic())
+        self._log.warning(
+            "kvstore: %s: blocks from %d on could not be loaded (%s); they are computed",
+            end.request,
+            end.good,
+            end.reason,
+        )
+
+    def finished(self, request: Any) -> dict[str, Any] | None:
+        """The request ended (or was aborted). Returns its ``kv_transfer_params`` when it was a prefill for others."""
+        track = self._tracks.pop(str(request.request_id), None)
+        if track is None:
+            return None
+        track.drop_lookup()
+        if track.sent:
+            self._forget.append(track.id)
+        params = getattr(request, "kv_transfer_params", None)
+        if not isinstance(params, Mapping) or not params.get("do_remote_decode"):
+            return None
+        return self._handoff(track, params)
+
+    def _handoff(self, track: Track, params: Mapping[str, Any]) -> dict[str, Any]:
+        """NIXL's convention for routers, with what the decode engine needs to find the blocks in the store."""
+        blocks = 0 if self._spec is None else min(track.saved, track.request.num_prompt_tokens // self._geometry.unit)
+        known = Handoff(blocks, self._root.hex() if self._spec else "", self._node())
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "kvstore": {"blocks": known.blocks, "namespace": known.namespace, "node": known.node},
+        }
+
+    def _node(self) -> str:
+        """The holding node: its id and address as far as the client knows them."""
+        node = getattr(self._link.client, "node", None)
+        found = getattr(node, "node_id", b"")
+        name = found.hex() if isinstance(found, bytes) else str(found)
+        return f"{name}@{self.options.target}" if name else self.options.target
+
+    def reset(self) -> bool:
+        """The weights may have changed: a new namespace. Requests under way are neither loaded nor saved any more."""
+        self._generation = f"{self.options.weights_generation}+{uuid.uuid4().hex}"
+        for track in self._tracks.values():
+            track.may_load = track.may_save = False
+            track.drop_lookup()
+        self._saved_keys.clear()
+        if self._spec is not None:
+            probe = self._spec.extra["hash_probe"]
+            self._build(probe)
+            self._log.info("kvstore: cache reset: a new weights generation, namespace %s", self._root.hex())
+        return True
+
+    def gauges(self) -> None:
+        self.stats.gauge("breaker_state", self._breaker.level, "scheduler")
+        if not self.refused:
+            self.stats.gauge("namespace_open", int(self._link.namespace is not None), "scheduler")
+
+    def shutdown(self) -> None:
+        for track in self._tracks.values():
+            track.drop_lookup()
+        self._lookups.close()
+        self._link.close()
+
+
+def window_parts(spec: NamespaceSpec) -> dict[int, list[int]]:
+    """Window groups of a namespace and the positions of their parts."""
+    found: dict[int, list[int]] = {}
+    for index, part in enumerate(spec.parts):
+        if part.kind == "window":
+            found.setdefault(int(part.group[1:]), []).append(index)
+    return found

@@ -1,0 +1,490 @@
+"""Scheduler and worker half together, over a store in memory: bytes, failures, bounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvstore.connector.vllm.stats import GAUGES
+from kvstore.core.errors import DeadlineExceeded, InternalError, Unavailable
+
+from .fakes import FakeStore, Request, group, rank
+from .mini import Mini
+
+Make = Callable[..., Mini]
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+def make(store: FakeStore) -> Iterator[Make]:
+    made: list[Mini] = []
+
+    def build(*arguments: Any, **options: Any) -> Mini:
+        made.append(Mini(store, *arguments, **options).start())
+        return made[-1]
+
+    yield build
+    store.gate.set()
+    for mini in made:
+        mini.stop()
+
+
+def test_what_one_engine_saved_another_loads_byte_for_byte(make: Make) -> None:
+    a, b = make(seed=1), make(seed=2)
+    a.prefill(Request("a", 70))
+    b_request = Request("b", 70)
+    assert b.load(b_request) == 64
+    assert b.content(b_request)[:4] == a.content(Request("a", 70))[:4]
+    assert b.content(b_request)[4] != a.content(Request("a", 70))[4], "the unfilled page is not touched"
+    assert (b.failed, b.bad) == (set(), set())
+    counts = b.counts()
+    assert (counts["hits"], counts["hit_tokens"], counts["loaded_tokens"]) == (1, 64, 64)
+    assert a.counts()["saved_tokens"] == 64
+
+
+def test_a_prompt_of_whole_blocks_is_promised_whole_when_loads_are_asynchronous(make: Make) -> None:
+    a, b = make(), make()
+    a.prefill(Request("a", 64))
+    assert b.load(Request("b", 64)) == 64
+
+
+def test_a_synchronous_load_leaves_a_token_and_ends_in_its_step(make: Make) -> None:
+    a, b = make(), make(seed=5, load_mode="sync")
+    a.prefill(Request("a", 64))
+    request = Request("b", 64)
+    b.arrive(request)
+    assert b.matched(request) == 48
+    b.allocate(request)
+    b.promise(request, 48)
+    b.step((request, 48, 16))
+    assert b.content(request)[:3] == a.content(Request("a", 64))[:3]
+    assert b.received == {}, "synchronous loads are not reported as received"
+
+
+def test_tokens_cached_in_the_engine_are_not_loaded_again(make: Make) -> None:
+    a, b = make(), make(seed=2)
+    a.prefill(Request("a", 96))
+    request = Request("b", 96)
+    b.arrive(request)
+    assert b.matched(request, computed=32) == 64
+    b.allocate(request)
+    before = b.content(request)
+    b.promise(request, 64)
+    b.until_received(request)
+    assert b.content(request)[:2] == before[:2]
+    assert b.content(request)[2:] == a.content(Request("a", 96))[2:]
+
+
+def test_blocks_are_saved_as_chunks_of_the_prompt_fill_them(make: Make, store: FakeStore) -> None:
+    a = make()
+    request = Request("a", 70)
+    a.arrive(request)
+    a.matched(request)
+    a.allocate(request)
+    seen = []
+    for computed, count in ((0, 20), (20, 20), (40, 30)):
+        plan = a.step((request, computed, count))
+        seen += [(op.run.first, op.run.count) for op in plan.saves]
+    assert seen == [(0, 1), (1, 1), (2, 2)]
+    a.settle()
+    assert len(store.blocks) == 4
+
+
+def test_keys_travel_to_the_workers_once(make: Make) -> None:
+    a = make()
+    request = Request("a", 160)
+    a.arrive(request)
+    a.matched(request)
+    a.allocate(request)
+    plans = [a.step((request, at, 32)) for at in range(0, 160, 32)]
+    sent = [(first, len(keys) // 16) for plan in plans for _, first, keys in plan.chains]
+    assert sent == [(0, 2), (2, 2), (4, 2), (6, 2), (8, 2)]
+
+
+@pytest.mark.parametrize(("save", "blocks"), [("all", 5), ("prompt", 4), ("none", 0)])
+def test_generated_tokens_are_saved_by_choice(make: Make, store: FakeStore, save: str, blocks: int) -> None:
+    a = make(save=save)
+    request = Request("a", 64)
+    a.arrive(request)
+    a.matched(request)
+    a.allocate(Request("a", 200))
+    a.step((request, 0, 64))
+    for _ in range(17):
+        request.tokens += 1
+        a.step((request, request.tokens - 1, 1))
+    a.settle()
+    assert len(store.blocks) == blocks
+
+
+def test_what_the_store_has_is_not_saved_again(make: Make, store: FakeStore) -> None:
+    a, b = make(), make()
+    a.prefill(Request("a", 64))
+    store.calls.clear()
+    b.prefill(Request("b", 64))
+    assert "put" not in store.calls
+
+
+def test_two_requests_with_one_prefix_save_it_once(make: Make) -> None:
+    a = make()
+    first, second = Request("a", 64), Request("b", 64)
+    for request in (first, second):
+        a.arrive(request)
+        a.matched(request)
+        a.allocate(request)
+    plan = a.step((first, 0, 64), (second, 0, 64))
+    assert [op.request for op in plan.saves] == ["a"]
+
+
+def test_tp_ranks_save_and_load_their_own_parts(make: Make) -> None:
+    ranks = [rank(tp, 2) for tp in range(2)]
+    a, b = make(ranks, seed=1), make(ranks, seed=7)
+    a.prefill(Request("a", 64))
+    request = Request("b", 64)
+    assert b.load(request) == 64
+    for index in range(2):
+        assert b.content(request, rank_index=index) == a.content(Request("a", 64), rank_index=index)
+
+
+def test_a_hit_needs_the_parts_of_every_rank(make: Make, store: FakeStore) -> None:
+    ranks = [rank(tp, 2) for tp in range(2)]
+    a, b = make(ranks), make(ranks)
+    a.prefill(Request("a", 64))
+    key = next(key for key, part in list(store.blocks) if part == 1)
+    chain = [key for key, part in store.blocks if part == 1]
+    del store.blocks[chain[2], 1]
+    assert b.load(Request("b", 64)) == 32
+    assert key in chain
+
+
+def test_mla_is_saved_by_one_rank_and_loaded_by_all(make: Make, store: FakeStore) -> None:
+    groups = (group(kind="mla", heads=0),)
+    ranks = [rank(tp, 2, groups, replicas=2) for tp in range(2)]
+    a, b = make(ranks, seed=1), make(ranks, seed=5)
+    a.prefill(Request("a", 64))
+    assert len(store.blocks) == 4
+    request = Request("b", 64)
+    assert b.load(request) == 64
+    assert b.content(request, rank_index=0) == b.content(request, rank_index=1) == a.content(Request("a", 64))
+
+
+def test_tp_sizes_share_head_ranges(make: Make) -> None:
+    whole = [rank(groups=(group(page_bytes=256, heads=4),))]
+    halves = [rank(tp, 2, (group(page_bytes=128, heads=2),)) for tp in range(2)]
+    a, b = make(whole, seed=1, head_parts=2), make(halves, seed=9, head_parts=2)
+    a.prefill(Request("a", 64))
+    request = Request("b", 64)
+    assert b.load(request) == 64
+    joined = [x + y for x, y in zip(b.content(request, rank_index=0), b.content(request, rank_index=1), strict=True)]
+    assert joined == a.content(Request("a", 64))
+
+
+HYBRID = (group(0), group(1, "window", window=32))
+
+
+def test_of_a_window_only_the_tail_is_loaded(make: Make) -> None:
+    a, b = make([rank(groups=HYBRID)], seed=1), make([rank(groups=HYBRID)], seed=4)
+    a.prefill(Request("a", 100))
+    request = Request("b", 100)
+    assert b.load(request, nulls={1: 4}) == 96
+    for index in (0, 1):
+        first = 4 if index else 0
+        assert b.content(request, index)[first:6] == a.content(Request("a", 100), index)[first:6]
+
+
+def test_a_hole_in_the_window_shortens_the_hit(make: Make, store: FakeStore) -> None:
+    a, b = make([rank(groups=HYBRID)]), make([rank(groups=HYBRID)])
+    a.prefill(Request("a", 100))
+    chain = [key for key, part in store.blocks if part == 1]
+    del store.blocks[chain[5], 1]
+    assert b.load(Request("b", 100), nulls={1: 3}) == 80
+
+
+def test_several_groups_fail_by_request_one_group_by_page(make: Make, store: FakeStore) -> None:
+    for groups in ((group(0),), HYBRID):
+        a, b = make([rank(groups=groups)]), make([rank(groups=groups)])
+        a.prefill(Request("a", 100, seed=len(groups)))
+        chain = [key for key, part in store.blocks if part == 0][-6:]
+        request = Request("b", 100, seed=len(groups))
+        b.arrive(request)
+        tokens = b.matched(request)
+        b.allocate(request)
+        store.damaged = {chain[3]}
+        b.promise(request, tokens)
+        b.until_received(request)
+        if len(groups) == 1:
+            assert (b.failed, b.bad) == (set(), set(b.tables["b"][0][3:6]))
+        else:
+            assert (b.failed, b.bad) == ({"b"}, set())
+        assert b.matched(request) == 0, "the same request does not ask again"
+
+
+def test_a_damaged_block_is_not_tried_in_a_loop_and_saved_again(make: Make, store: FakeStore) -> None:
+    a, b = make(), make()
+    a.prefill(Request("a", 64))
+    chain = [key for key, _ in store.blocks]
+    store.damaged = {chain[1]}
+    request = Request("b", 64)
+    b.load(request)
+    assert b.bad == set(b.tables["b"][0][1:4])
+    plan = b.step((request, 16, 48))
+    assert [(op.run.first, op.run.count) for op in plan.saves] == [(1, 3)], "recomputed blocks are stored again"
+    b.settle()
+    store.damaged = set()
+    assert b.load(Request("c", 64)) == 16, "the block that failed is left alone for a while"
+    counts = b.counts()
+    assert counts["failed_tokens:checksum"] == 48
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), DeadlineExceeded("late"), InternalError("bug")])
+def test_a_node_that_fails_during_a_load_is_computed_around(make: Make, store: FakeStore, error: Exception) -> None:
+    a, b = make(), make()
+    a.prefill(Request("a", 64))
+    request = Request("b", 64)
+    b.arrive(request)
+    tokens = b.matched(request)
+    b.allocate(request)
+    store.error = error  # type: ignore[assignment]
+    b.promise(request, tokens)
+    b.until_received(request)
+    assert b.bad == set(b.tables["b"][0])
+    b.step()
+    assert b.matched(Request("c", 64)) == 0
+
+
+def test_after_a_failure_the_node_is_left_alone_and_then_used_again(make: Make, store: FakeStore) -> None:
+    a = make(breaker_seconds=0.05)
+    a.prefill(Request("a", 64))
+    store.error = Unavailable("gone")
+    request = Request("b", 64)
+    a.arrive(request)
+    assert a.matched(request) == 0
+    store.calls.clear()
+    a.arrive(Request("c", 64))
+    assert a.matched(Request("c", 64)) == 0
+    assert store.calls == [], "the breaker is open"
+    store.error = None
+    end = time.monotonic() + 10
+    count = 0
+    while True:
+        count += 1
+        request = Request(f"d{count}", 64)
+        a.arrive(request)
+        if a.matched(request):
+            break
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert a.counts()["lookup_misses:breaker"] >= 1
+
+
+def test_a_lookup_that_hangs_is_a_miss_after_its_few_milliseconds(make: Make, store: FakeStore) -> None:
+    a = make(lookup_timeout_ms=20.0)
+    a.prefill(Request("a", 64))
+    store.gate.clear()
+    request = Request("b", 64)
+    a.arrive(request)
+    began = time.monotonic()
+    assert a.matched(request) == 0
+    assert time.monotonic() - began < 5
+    store.gate.set()
+    assert a.counts()["lookup_misses:deadline"] == 1
+
+
+def test_a_load_that_hangs_is_given_up_and_never_writes_afterwards(make: Make, store: FakeStore) -> None:
+    a, b = make(seed=1), make(seed=2, load_timeout_s=0.1)
+    a.prefill(Request("a", 64))
+    request = Request("b", 64)
+    b.arrive(request)
+    tokens = b.matched(request)
+    b.allocate(request)
+    before = b.content(request)
+    store.gate.clear()
+    b.promise(request, tokens)
+    b.until_received(request)
+    assert b.bad == set(b.tables["b"][0])
+    store.gate.set()
+    time.sleep(0.05)
+    assert b.content(request) == before
+
+
+def test_without_a_node_everything_runs_and_it_is_used_once_it_is_there(make: Make, store: FakeStore) -> None:
+    store.error = Unavailable("not yet")
+    a = make()
+    request = Request("a", 64)
+    a.arrive(request)
+    assert a.matched(request) == 0
+    a.allocate(request)
+    a.step((request, 0, 64))
+    store.error = None
+    end = time.monotonic() + 10
+    while a.scheduler._link.namespace is None or a.workers[0]._link.namespace is None:
+        a.step()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    a.settle()
+    a.prefill(Request("b", 64, seed=3))
+    assert a.load(Request("c", 64, seed=3)) == 64
+
+
+def test_saves_without_room_in_staging_are_dropped_and_the_chain_is_not_continued(make: Make, store: FakeStore) -> None:
+    a = make()
+    first = Request("x", 64, seed=9)
+    a.prefill(first)
+    saver = a.workers[0]._saver
+    assert saver is not None
+    taken = [saver._staging.take() for _ in range(saver._staging.pieces)]
+    request = Request("a", 200)
+    a.arrive(request)
+    a.matched(request)
+    a.allocate(request)
+    a.step((request, 0, 64))
+    a.step((request, 64, 16))
+    for piece in taken:
+        saver._staging.give(piece)
+    plan = a.step((request, 80, 64))
+    assert plan.saves == []
+    counts = a.counts()
+    assert counts["dropped_tokens:pressure"] >= 64
+    assert counts["dropped_tokens:gap"] == 16
+    assert len(store.blocks) == 4
+
+
+def test_a_reset_makes_a_new_namespace_and_leaves_running_requests_alone(make: Make, store: FakeStore) -> None:
+    a = make()
+    a.prefill(Request("a", 64))
+    running = Request("r", 64, seed=5)
+    a.arrive(running)
+    a.matched(running)
+    a.allocate(running)
+    assert a.scheduler.reset()
+    plan = a.step((running, 0, 64))
+    assert plan.saves == []
+    assert plan.namespace is not None
+    a.settle()
+    assert a.load(Request("b", 64)) == 0
+    a.prefill(Request("c", 64))
+    assert a.load(Request("d", 64)) == 64
+    assert len(store.specs) == 2
+
+
+def test_a_promise_that_cannot_be_planned_ends_as_a_failed_load(make: Make) -> None:
+    a = make()
+    request = Request("a", 64)
+    a.arrive(request)
+    a.matched(request)
+    a.allocate(request)
+    a.promise(request, 64)  # nothing was promised
+    a.until_received(request)
+    assert a.failed == {"a"}
+
+
+def test_an_aborted_request_leaves_nothing_behind(make: Make, store: FakeStore) -> None:
+    a = make()
+    a.prefill(Request("x", 64))
+    request = Request("a", 64)
+    a.arrive(request)
+    tokens = a.matched(request)
+    a.allocate(request)
+    a.promise(request, tokens)
+    a.step()
+    assert a.scheduler.finished(request) is None
+    a.until_received(request)
+    a.scheduler.finished(Request("x", 64))
+    a.step()
+    assert a.scheduler._tracks == {}
+    assert a.workers[0]._chains == {}
+    assert all(held.closed for held in store.held)
+
+
+def test_prefill_hands_over_and_decode_waits_for_the_blocks(make: Make, store: FakeStore) -> None:
+    p, d = make(seed=1), make(seed=2, handoff_timeout_s=5.0, lookup_timeout_ms=1.0)
+    request = Request("p", 70, kv_transfer_params={"do_remote_decode": True, "do_remote_prefill": False})
+    store.gate.clear()
+    p.arrive(request)
+    p.allocate(request)
+    p.step((request, 0, 70))
+    params = p.scheduler.finished(request)
+    assert params is not None
+    assert params["do_remote_prefill"] is True
+    assert params["kvstore"]["blocks"] == 4
+    other = Request("d", 70, kv_transfer_params=params)
+    d.arrive(other)
+    assert d.scheduler.matched_tokens(other, 0) is None
+    store.gate.set()
+    assert d.matched(other) == 64
+
+
+def test_a_request_that_may_not_read_the_cache_is_not_looked_up(make: Make, store: FakeStore) -> None:
+    a = make()
+    a.prefill(Request("a", 64))
+    store.calls.clear()
+    request = Request("b", 64, skip_reading_prefix_cache=True)
+    a.arrive(request)
+    assert a.matched(request) == 0
+    assert "match" not in store.calls
+
+
+def test_adapters_with_other_content_never_share(make: Make, store: FakeStore) -> None:
+    a = make()
+    request = Request("a", 64)
+    a.arrive(request, salt=b"one")
+    a.matched(request)
+    a.allocate(request)
+    a.step((request, 0, 64))
+    a.settle()
+    for salt, tokens in ((b"two", 0), (b"", 0), (b"one", 64)):
+        other = Request(f"o{salt!r}", 64)
+        a.arrive(other, salt=salt)
+        assert a.matched(other) == tokens
+    unknown = Request("u", 64)
+    a.arrive(unknown, salt=None)
+    assert a.matched(unknown) == 0
+
+
+def test_an_engine_that_is_refused_runs_without_caching_and_says_why(
+    make: Make, store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = make([rank(refusals=("the layout is strange",))])
+    assert a.scheduler.refused == "the layout is strange"
+    a.prefill(Request("a", 64))
+    assert store.blocks == {}
+    assert "the layout is strange" in caplog.text
+    assert a.counts()["namespace_open:scheduler"] == -1
+    assert "namespace_open" in GAUGES
+
+
+def test_a_namespace_that_differs_is_explained_by_field(
+    make: Make, store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = make()
+    a.prefill(Request("a", 64))
+    make([rank(shared={**rank().shared, "weights": "other"})]).prefill(Request("a", 64))
+    assert "differs in: extra.weights" in caplog.text
+
+
+def test_short_hits_are_computed(make: Make) -> None:
+    a, b = make(), make(min_hit_tokens=64)
+    a.prefill(Request("a", 48))
+    request = Request("b", 64)
+    b.arrive(request)
+    assert b.matched(request) == 0
+
+
+def test_load_or_recompute_goes_by_measured_rates(make: Make) -> None:
+    a = make(load="auto")
+    a.prefill(Request("a", 640))
+    for _ in range(4):
+        a.scheduler.rates.prefill.add(1e6)
+        a.scheduler.rates.transfer.add(1e3)
+        a.scheduler.rates.overhead_s.add(0.0)
+    request = Request("b", 640)
+    a.arrive(request)
+    assert a.matched(request) == 0
+    assert a.matched(request) == 0, "the answer does not change while the request waits"
+    assert a.counts()["recomputed_tokens"] == 640

@@ -1,0 +1,194 @@
+"""Engines and nodes as processes of their own, driven by tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+START_S, CALL_S = 300.0, 240.0
+
+
+class EngineDied(Exception):
+    """The engine's process ended or did not answer; the message has the end of its log."""
+
+
+class Engine:
+    """A vLLM engine. ``call("generate", prompts=[...])`` and the other methods of engine_main.Engine."""
+
+    def __init__(self, log: Path, llm: dict[str, Any], transfer: dict[str, Any] | None, env: dict[str, str]) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        read, write = os.pipe()
+        environment = {
+            **os.environ,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(ROOT),
+            **env,
+        }
+        settings = json.dumps({"llm": llm, "transfer": transfer})
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                ["nice", "-n", "5", sys.executable, str(HERE / "engine_main.py"), settings, str(write)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write,),
+                env=environment,
+                start_new_session=True,
+                cwd=ROOT,
+            )
+        os.close(write)
+        self._answers, self._buffer = read, b""
+        self._answer(START_S)
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        self.send(name, **arguments)
+        return self.answer()
+
+    def send(self, name: str, **arguments: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": name, **arguments}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise EngineDied(self._tail()) from None
+
+    def answer(self, timeout: float = CALL_S) -> Any:
+        return self._answer(timeout)
+
+    def _answer(self, timeout: float) -> Any:
+        end = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
+            piece = os.read(self._answers, 1 << 20) if ready else b""
+            if not piece:
+                why = "it ended" if ready else f"no answer in {timeout} s"
+                self.kill()
+                raise EngineDied(f"{why}; log {self.log}:\n{self._tail()}")
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise EngineDied(f"{answer['error']}\n{self._tail()}")
+        return answer["ok"]
+
+    def text(self) -> str:
+        """Its log so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def _tail(self) -> str:
+        return self.text()[-6000:]
+
+    def stop(self) -> None:
+        """A clean end."""
+        try:
+            self.call("stop")
+            self._process.wait(20)
+        except (EngineDied, subprocess.TimeoutExpired):
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to the engine and everything it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class Node:
+    """A storage node of its own: unix socket, TCP, memory file, data directory all under ``folder``."""
+
+    def __init__(self, folder: Path, capacity: str = "512MiB", port: int = 0) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.socket = folder / "node.sock"
+        self.capacity = capacity
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = port or _free_port()
+        self.start()
+
+    @property
+    def target(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def tcp(self) -> str:
+        return f"kv://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts it; again after :meth:`kill`, with the same identity and memory file."""
+        command = [
+            sys.executable, "-m", "kvstore.cli", "node",
+            "--data-address", f"127.0.0.1:{self.port}", "--control-address", "off", "--http-address", "off",
+            "--socket", str(self.socket), "--data-dir", str(self.folder / "data"), "--capacity", self.capacity,
+        ]  # fmt: skip
+        with (self.folder / "node.log").open("ab") as out:
+            self._process = subprocess.Popen(
+                command, stdout=out, stderr=out, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )  # fmt: skip
+        self._wait_until_it_serves()
+
+    def _wait_until_it_serves(self) -> None:
+        end = time.monotonic() + 30
+        while True:
+            try:
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(str(self.socket))
+                return
+            except OSError:
+                assert self._process is not None
+                if self._process.poll() is not None or time.monotonic() > end:
+                    raise EngineDied((self.folder / "node.log").read_text()) from None
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """A clean stop, and nothing left in shared memory."""
+        if self._process is not None and self._process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        for line in (self.folder / "node.log").read_text(errors="replace").splitlines():
+            for found in re.findall(r"/dev/shm/kvstore-[0-9a-f]+\.mem", line):
+                for path in (Path(found), Path(found + ".lock")):
+                    path.unlink(missing_ok=True)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL; the memory file stays."""
+        self.signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def counter(metrics: dict[str, float], name: str) -> float:
+    """Sum of a metric over its labels, by the part of the name after ``vllm:``."""
+    pattern = re.compile(rf"^vllm:{re.escape(name)}(_total)?(\{{.*\}})?$")
+    return sum(value for key, value in metrics.items() if pattern.match(key))
