@@ -22,7 +22,7 @@ from kvstore.core.errors import (
 from kvstore.core.namespace import root_of
 from kvstore.node.checks import checked_ack, checked_first, checked_importance, checked_keys, checked_slice
 from kvstore.node.lane import Lane, Reply
-from kvstore.node.layout import layout_of
+from kvstore.node.layout import Layouts
 from kvstore.node.network import NetworkOps
 from kvstore.node.sessions import NodeSession, Sessions
 from kvstore.tiers.store import BlockStore
@@ -55,7 +55,8 @@ class Handlers:
         self._sessions = sessions
         self._greeting = greeting
         self._limits = limits
-        self._network = NetworkOps(store, limits)
+        self._layouts = Layouts(store.spec)
+        self._network = NetworkOps(store, limits, self._layouts)
         self._ops: dict[int, tuple[type[Message], Callable[[Lane, NodeSession, Any], Reply]]] = {
             Op.ATTACH: (pb.AttachRequest, self._attach),
             Op.OPEN_NAMESPACE: (pb.OpenNamespaceRequest, self._open_namespace),
@@ -155,15 +156,13 @@ class Handlers:
         return Reply(reply.SerializeToString())
 
     def _match(self, lane: Lane, session: NodeSession, request: pb.MatchRequest) -> Reply:
-        layout = layout_of(self._store.spec(request.namespace), request.parts)
+        layout = self._layouts.get(request.namespace, request.parts)
         keys = checked_keys(request.keys, self._limits.max_keys, empty_ok=True)
         found = self._store.match(request.namespace, keys, layout.parts, request.request_id)
         return Reply(_match_reply(found).SerializeToString())
 
     def _get(self, lane: Lane, session: NodeSession, request: pb.GetRequest) -> Reply:
-        layout = layout_of(
-            self._store.spec(request.namespace), request.parts, request.range_offset, request.range_length
-        )
+        layout = self._layouts.get(request.namespace, request.parts, request.range_offset, request.range_length)
         keys = checked_keys(request.keys, self._limits.max_keys, empty_ok=True)
         checked_first(request.first_block, len(keys))
         if not session.shared_memory:
@@ -203,7 +202,7 @@ class Handlers:
 
     def _reserve(self, lane: Lane, session: NodeSession, request: pb.ReserveRequest) -> Reply:
         checked_ack(request.ack)
-        layout = layout_of(self._store.spec(request.namespace), request.parts)
+        layout = self._layouts.get(request.namespace, request.parts)
         chain = checked_slice(request.chain, self._limits.max_keys)
         importance = checked_importance(request.importance, len(chain.keys))
         reserved = self._store.reserve(

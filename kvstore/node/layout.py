@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.core.checksum import Chunking, chunking
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespaceSpec
+
+_KEPT = 4096  # layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,30 @@ class Layout:
     def ranged(self, offset: int, length: int) -> Layout:
         """The same parts cut to a byte range. Raises MisalignedRange."""
         return _cut(self.parts, self.cuts, offset, length)
+
+
+class Layouts:
+    """Layouts by namespace handle, kept: requests of one engine ask for the same parts again and again.
+
+    Handles are never given twice, so what is kept for a dropped namespace is merely not asked for any more (the store
+    refuses its handle).
+    """
+
+    def __init__(self, spec: Callable[[int], NamespaceSpec]) -> None:
+        """``spec`` gives the spec of a handle, or raises UnknownNamespace."""
+        self._spec = spec
+        self._kept: dict[tuple[int, tuple[int, ...], int, int], Layout] = {}
+
+    def get(self, handle: int, parts: Sequence[int], offset: int = 0, length: int = 0) -> Layout:
+        """Raises UnknownNamespace, InvalidArgument or MisalignedRange."""
+        key = (handle, tuple(parts), offset, length)
+        found = self._kept.get(key)
+        if found is None:
+            found = layout_of(self._spec(handle), parts, offset, length)
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
 
 
 def layout_of(spec: NamespaceSpec, parts: Sequence[int], offset: int = 0, length: int = 0) -> Layout:

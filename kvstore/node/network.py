@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,12 +11,12 @@ from kvstore.core.errors import ChecksumMismatch, FrameTooLarge, InvalidArgument
 from kvstore.core.keys import KeyArray
 from kvstore.node.checks import checked_importance, checked_slice
 from kvstore.node.lane import Lane, Reply
-from kvstore.node.layout import Layout, layout_of
+from kvstore.node.layout import Layout, Layouts
 from kvstore.node.network_put import PendingPut, Sums, check_complete, check_payload, receive
 from kvstore.node.outcomes import CHECKSUM, STORED, merge
 from kvstore.node.sessions import NodeSession
 from kvstore.tiers.store import BlockStore
-from kvstore.tiers.values import Acquired, ChainSlice, Reserved
+from kvstore.tiers.values import Acquired, ChainSlice, MissReason, Reserved
 from kvstore.transport.frame import Limits
 from kvstore.v1 import data_pb2 as pb
 
@@ -23,9 +24,10 @@ from kvstore.v1 import data_pb2 as pb
 class NetworkOps:
     """GET, PUT, WRITE, COMMIT and ABORT of sessions that do not map the memory file."""
 
-    def __init__(self, store: BlockStore, limits: Limits) -> None:
+    def __init__(self, store: BlockStore, limits: Limits, layouts: Layouts) -> None:
         self._store = store
         self._limits = limits
+        self._layouts = layouts
 
     # --- GET ------------------------------------------------------------------------------------------------
 
@@ -51,8 +53,8 @@ class NetworkOps:
             request.range_length,
         )
         try:
-            message = self._get_reply(found)
-            payload = self._views(found, layout)
+            whole = without_holes(found, request.first_block, layout)
+            message, payload = self._get_reply(whole), self._views(whole, layout)
         except BaseException:
             self._release(session, found)
             raise
@@ -71,7 +73,6 @@ class NetworkOps:
         return [
             readable(offset + start, end - start)
             for offset, (start, end) in zip(found.offsets.tolist(), spans, strict=True)
-            if offset
         ]
 
     def _release(self, session: NodeSession, found: Acquired) -> None:
@@ -82,7 +83,7 @@ class NetworkOps:
 
     def put(self, lane: Lane, session: NodeSession, request: pb.PutRequest) -> Reply:
         """Reserves, receives into the slots, and commits; whatever goes wrong on the way leaves nothing behind."""
-        layout = layout_of(self._store.spec(request.namespace), request.parts)
+        layout = self._layouts.get(request.namespace, request.parts)
         chain = checked_slice(request.chain, self._limits.max_keys)
         importance = checked_importance(request.importance, len(chain.keys))
         check_payload(lane.payload_left, len(chain.keys), layout, "PUT")
@@ -187,3 +188,18 @@ class NetworkOps:
     def _forget(session: NodeSession, reservation: int) -> None:
         with session.lock:
             session.pending.pop(reservation, None)
+
+
+def without_holes(found: Acquired, first: int, layout: Layout) -> Acquired:
+    """What can be sent as plain bytes: up to the first block that lacks a (window or state) part asked for."""
+    if found.offsets.all():
+        return found
+    blocks = int(found.offsets.argmin()) // len(layout.parts)
+    return replace(
+        found,
+        blocks=first + blocks,
+        prefix_blocks=first + blocks,
+        offsets=found.offsets[: blocks * len(layout.parts)],
+        checksums=found.checksums[: blocks * layout.block_chunks],
+        miss=MissReason.PART,
+    )

@@ -137,6 +137,23 @@ def test_a_get_larger_than_a_frame_is_cut_and_says_how_much_there_is(address: st
         assert payload + rest == b"".join(data_of(keys))
 
 
+def test_a_get_ends_before_a_block_that_lacks_a_part_asked_for(address: str, salt: int) -> None:
+    state = PartSpec("state", 5_000, group="state", kind="state")
+    spec = NamespaceSpec(model="holes", block_tokens=4, parts=(PartSpec("0", 8_000), state))
+    keys = keys_of(4, salt, spec)
+    data, sums = data_of(keys, spec), sums_of(keys, data_of(keys, spec), spec)
+    with Raw(address) as raw:
+        handle = raw.open(spec)
+        for part, count in ((0, 4), (1, 3)):
+            request = put_request(handle, keys[: count * 16], parts=[part])
+            raw.call(Op.PUT, request, b"".join(data[part::2][:count]) + sums[part::2][:count].tobytes())
+        reply, payload = raw.get(handle, keys)
+        assert (reply.blocks, reply.prefix_blocks, reply.miss) == (3, 3, types.MISS_REASON_PART)
+        assert payload == b"".join(data[:6])
+        assert len(reply.checksums) == 6 * 8
+        assert raw.get(handle, keys, parts=[0])[1] == b"".join(data[::2])
+
+
 def test_a_get_of_nothing_is_no_error(address: str) -> None:
     with Raw(address) as raw:
         handle = raw.open()
