@@ -40,12 +40,14 @@ class _Batch:
     written: list[tuple[Ticket, int]] = field(default_factory=list)
     removed: list[SlotArray] = field(default_factory=list)  # slots to be given out again afterwards
     forgotten: set[int] = field(default_factory=set)  # slots that stay given out
+    stamps: dict[int, int] = field(default_factory=dict)  # last use by slot
     metas: list[Meta] = field(default_factory=list)
     barriers: list[Barrier] = field(default_factory=list)
     synced: bool = False
 
     def __len__(self) -> int:
-        return len(self.written) + sum(map(len, self.removed)) + len(self.forgotten) + len(self.metas)
+        removed = sum(map(len, self.removed)) + len(self.forgotten)
+        return len(self.written) + removed + len(self.metas) + len(self.stamps)
 
 
 class Committer:
@@ -119,6 +121,12 @@ class Committer:
         with self._changed:
             self._slots.forget(slots)
             self._queue.forgotten.update(slots.tolist())
+            self._added()
+
+    def stamp(self, slots: SlotArray, stamp: int) -> None:
+        """Notes the last use of slots in their entries; of no hurry, and lost in a crash."""
+        with self._changed:
+            self._queue.stamps.update(dict.fromkeys(slots.tolist(), stamp))
             self._added()
 
     def meta(self, meta: Meta) -> None:
@@ -233,8 +241,9 @@ class Committer:
         limit = self._next_limit()
         metas = [*batch.metas, Meta(SETTINGS, GENERATION_KEY, str(limit).encode())] if limit else batch.metas
         try:
-            if len(puts) or len(removed) or metas:
+            if len(puts) or len(removed) or metas or batch.stamps:
                 assert self.index is not None
+                puts = np.concatenate([_stamped(self.index, batch.stamps), puts])
                 self.status = self.index.commit(seal(puts).tobytes(), removed.tobytes(), metas)
                 self.commits += 1
         except IndexGone as error:
@@ -357,6 +366,15 @@ def _entries(written: Sequence[tuple[Ticket, int]]) -> EntryArray:
     for at, (ticket, position) in enumerate(written):
         out[at] = ticket.entries[position]
     return out
+
+
+def _stamped(index: IndexProcess, stamps: dict[int, int]) -> EntryArray:
+    """The entries there are of these slots, with the new stamps. Puts and removals of the same commit go over them."""
+    if not stamps:
+        return np.empty(0, ENTRY)
+    entries: EntryArray = np.frombuffer(index.get(np.array(list(stamps), ">u4").tobytes()), ENTRY).copy()
+    entries["stamp"] = [stamps[slot] for slot in entries["slot"].tolist()]
+    return entries
 
 
 def _settle(written: Sequence[tuple[Ticket, int]], outcome: Outcome, reason: str = "") -> None:

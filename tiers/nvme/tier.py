@@ -200,6 +200,10 @@ class NvmeTier(Tier):
     def forget(self, slots: SlotArray) -> None:
         self._committer.forget(slots)
 
+    def stamp(self, slots: SlotArray, stamp: int) -> None:
+        """Notes the last use of slots, in seconds since the epoch; it orders eviction after a restart."""
+        self._committer.stamp(slots, stamp)
+
     # --- whole blocks ----------------------------------------------------------------------------------------
 
     def persist(self, entries: Entries, sources: Sequence[memoryview]) -> Ticket:

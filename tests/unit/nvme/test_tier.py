@@ -325,3 +325,17 @@ def test_a_dropped_namespace_is_not_recovered(tmp_path: Path) -> None:
     assert set(recovered(tier)) == {other.key(1)}
     assert list(tier.namespaces().values()) == [other.spec.canonical()]
     tier.close()
+
+
+def test_the_last_use_of_slots_is_recovered(tmp_path: Path) -> None:
+    blocks = Blocks()
+    with opened(config(tmp_path)) as tier:
+        slots = blocks.put_durably(tier, [1, 2, 3])
+        tier.stamp(slots.slots[1:], 5_000)
+        tier.free(slots.slots[2:])
+        tier.sync()
+    tier = NvmeTier(config(tmp_path))
+    (batch,) = [entries for entries in tier.recover() if len(entries)]
+    tier.close()
+    assert batch.blocks.tolist() == [1, 2]
+    assert batch.stamps.tolist() == [1_000, 5_000]
