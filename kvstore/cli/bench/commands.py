@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +36,20 @@ def local_command(
     with progress_bar(quiet=json) as progress:
         report = run(options, progress)
     show(report, json)
+
+
+@app.command("tiers")
+def tiers_command(
+    json: Json = False,
+    directory: Annotated[Path | None, typer.Option(help="On the disk to measure; default: the current one.")] = None,
+    blocks: Annotated[int, typer.Option(help="Blocks of 2 MiB that one run moves; a multiple of 16.")] = 128,
+    entries: Annotated[int, typer.Option(help="Entries of the index that is recovered.")] = 1_000_000,
+    runs: Annotated[int, typer.Option(help="Interleaved runs of each case; the median counts.")] = 5,
+) -> None:
+    """The block store as a library: DRAM beside memcpy, NVMe beside raw O_DIRECT, recovery of a large index."""
+    from kvstore.cli.bench.tiers import run
+
+    show(run(directory, blocks, entries, runs), json)
 
 
 def show(report: Report, json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`kvstore bench tiers`: the NVMe tier beside raw O_DIRECT on the same disk, and the recovery of a large index.
+"""`kvstore bench tiers`: each tier beside what the device does without us, and the recovery of a large index.
 
 The ceiling of nvme.* is a file of its own in the same directory, preallocated and written once before, moved by as
 many threads as the tier has, from and into the same buffers, synced at the end of a write run as the tier's is.
@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.cli.bench.report import Row, interleave, row
+from kvstore.cli.bench.report import Report, Row, interleave, row
+from kvstore.cli.bench.tiers_dram import run_dram
 from kvstore.core.checksum import chunk_sums, chunking, part_seed
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.tiers.index import BlockIndex
@@ -305,10 +306,11 @@ def run_recovery(directory: Path, entries: int = 1_000_000, runs: int = RUNS) ->
     return [row(name, "s", taken, params={"entries": entries, "target_s": 3.0})]
 
 
-def run(directory: Path | None = None, count: int = 128, entries: int = 1_000_000, runs: int = RUNS) -> list[Row]:
-    """All rows of the NVMe tier. Works in a new directory below ``directory`` and removes it."""
+def run(directory: Path | None = None, count: int = 128, entries: int = 1_000_000, runs: int = RUNS) -> Report:
+    """DRAM, NVMe and recovery. Works in a new directory below ``directory`` and removes it."""
     place = Path(tempfile.mkdtemp(prefix="kvstore-bench-", dir=directory or Path.cwd()))
     try:
-        return run_io(place, count, runs) + run_recovery(place, entries, runs)
+        rows = run_dram(count, runs) + run_io(place, count, runs) + run_recovery(place, entries, runs)
+        return Report("tiers", rows=rows)
     finally:
         shutil.rmtree(place)
