@@ -1,5 +1,5 @@
-/* Preloaded into a process: the named calls fail with EIO on files whose path contains FAULT_PATH,
-   while the file FAULT_SWITCH exists. */
+/* Preloaded into a process and its children: the named calls fail with FAULT_ERRNO on files whose path contains
+   FAULT_PATH, while the file FAULT_SWITCH exists. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -27,12 +27,14 @@ static int fails(const char *call, int fd) {
     type name parameters {                                       \
         static type(*real) parameters;                           \
         if (!real) real = dlsym(RTLD_NEXT, #name);               \
-        if (fails(#name, fd)) { errno = EIO; return -1; }        \
+        if (fails(#name, fd)) { errno = atoi(getenv("FAULT_ERRNO")); return -1; } \
         return real arguments;                                   \
     }
 
 WRAP(int, fsync, (int fd), (fd))
 WRAP(int, fdatasync, (int fd), (fd))
+WRAP(ssize_t, write, (int fd, const void *b, size_t n), (fd, b, n))
+WRAP(ssize_t, pwrite, (int fd, const void *b, size_t n, off_t o), (fd, b, n, o))
 WRAP(ssize_t, pwrite64, (int fd, const void *b, size_t n, off64_t o), (fd, b, n, o))
 WRAP(ssize_t, pread64, (int fd, void *b, size_t n, off64_t o), (fd, b, n, o))
 WRAP(ssize_t, pwritev, (int fd, const struct iovec *v, int n, off_t o), (fd, v, n, o))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -211,21 +212,68 @@ print("ok")
 """
 
 
+INDEX_INJECTED = """
+import sys, time
+from pathlib import Path
+from tests.unit.nvme.blocks import Blocks, config, opened, recovered, until
+from kvstore.tiers.nvme.tier import NvmeTier
+from kvstore.tiers.nvme.ticket import Outcome
+place, switch, full = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "full"
+blocks = Blocks()
+with opened(config(place)) as tier:
+    slots = blocks.put_durably(tier, [1, 2, 3])
+    more = blocks.allocate(tier, 2)
+    contents = [blocks.content(n) for n in (4, 5)]
+    switch.touch()
+    ticket = tier.persist(blocks.entries(0, more, [4, 5], contents), contents)
+    tier.free(slots.slots[:1])
+    assert until(lambda: {"INDEX_FULL", "INDEX"} & set(tier.health.causes)), tier.health
+    print(tier.health, file=sys.stderr)
+    assert Outcome.DURABLE not in ticket.outcomes.tolist(), "acknowledged although the index cannot be written"
+    assert not len(tier.allocate(blocks.bytes, blocks.cut.count, 1).slots)
+    assert blocks.get(tier, slots, [1, 2, 3]) == ["stale", "", ""]
+    switch.unlink()
+    assert until(lambda: tier.health.state == "ok"), tier.health
+    assert ticket.wait_durable(30)
+    assert set(ticket.outcomes.tolist()) == ({Outcome.FAILED} if full else {Outcome.DURABLE}), ticket.outcomes
+    assert until(lambda: not tier.details().limbo)
+tier = NvmeTier(config(place))
+assert set(recovered(tier)) == {blocks.key(n) for n in ((2, 3) if full else (2, 3, 4, 5))}
+tier.close()
+print("ok")
+"""
+
+
+@pytest.mark.parametrize("kind", ["full", "broken"])
+def test_an_index_that_cannot_be_written_stops_acknowledgements_and_loses_nothing(tmp_path: Path, kind: str) -> None:
+    number = errno.ENOSPC if kind == "full" else errno.EIO
+    done = run_injected(tmp_path, INDEX_INJECTED, kind, f"{WRITES},write", "data.mdb", number)
+    assert done.stdout.strip() == "ok", done.stderr
+    assert os.strerror(number) in done.stderr
+
+
+WRITES = "pwritev,pwritev64,pwritev2,pwritev64v2,pwrite,pwrite64"
+READS = "preadv,preadv64,preadv2,preadv64v2,pread64"
+
+
 @pytest.mark.parametrize("calls", ["write", "sync", "read"])
 def test_injected_io_errors_degrade_the_tier_and_it_recovers(tmp_path: Path, calls: str) -> None:
-    library = tmp_path / "fault.so"
-    source = Path(__file__).with_name("fault.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
-    place, switch = tmp_path / "tier", tmp_path / "on"
-    names = {
-        "write": "pwritev,pwritev64,pwritev2,pwritev64v2",
-        "sync": "fdatasync,fsync",
-        "read": "preadv,preadv64,preadv2,preadv64v2",
-    }[calls]
-    environment = {**os.environ, "LD_PRELOAD": str(library), "FAULT_PATH": "segment-", "FAULT_SWITCH": str(switch)}
-    done = subprocess.run(
-        [sys.executable, "-c", INJECTED, str(place), str(switch), calls],
-        env={**environment, "FAULT_CALLS": names}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    names = {"write": WRITES, "sync": "fdatasync,fsync", "read": READS}[calls]
+    done = run_injected(tmp_path, INJECTED, calls, names, "segment-", errno.EIO)
     assert done.stdout.strip() == "ok", done.stderr
     assert "Input/output error" in done.stderr
+
+
+def run_injected(
+    place: Path, script: str, argument: str, calls: str, path: str, number: int
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script below the preloaded library."""
+    library, switch = place / "fault.so", place / "on"
+    source = Path(__file__).with_name("fault.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+    faults = {"FAULT_PATH": path, "FAULT_SWITCH": str(switch), "FAULT_CALLS": calls, "FAULT_ERRNO": str(number)}
+    return subprocess.run(
+        [sys.executable, "-c", script, str(place / "tier"), str(switch), argument],
+        env={**os.environ, "LD_PRELOAD": str(library), **faults},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import logging
 import os
 import threading
@@ -11,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from kvstore.core.errors import ChecksumMismatch, InvalidArgument
+from kvstore.core.errors import ChecksumMismatch, ConfigError, InvalidArgument
 from kvstore.tiers.nvme.blockio import load_trailer, read_range, write_range
 from kvstore.tiers.nvme.committer import GENERATION_KEY, Committer
 from kvstore.tiers.nvme.directory import NvmeConfig, NvmeDirectory
@@ -78,6 +79,8 @@ class NvmeTier(Tier):
     alignment: ClassVar[int] = 4096
 
     def __init__(self, config: NvmeConfig, on_health: Callable[[Health], None] = lambda health: None) -> None:
+        if importlib.util.find_spec("lmdb") is None:
+            raise ConfigError("the NVMe tier needs the library lmdb: pip install 'kvstore-llm[node]'")
         self.config = config
         self._directory = NvmeDirectory(config.directory, config.node_id, config.segment_size())
         segment_bytes = self._directory.format.segment_bytes  # of an existing directory: as it was made
