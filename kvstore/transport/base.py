@@ -16,7 +16,7 @@ from kvstore.transport.pool import WirePool
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb
 
-_ABORT_TIMEOUT = 0.25
+_ABORT_TIMEOUT = 1.0
 _SOON = 0.05  # seconds that a frame without reply may wait for a connection
 
 
@@ -161,17 +161,15 @@ class Transport(ABC):
         if broken:
             self.retire()
 
-    def notify(self, op: Op, message: bytes) -> None:
-        """Sends a frame that gets no reply, if the session still lives."""
-        if self.lost:
-            return
+    def notify(self, op: Op, message: bytes) -> bool:
+        """Sends a frame that gets no reply, if there is a connection for it soon. Whether it was sent."""
         try:
-            wire = self.pool.take_idle() or self.pool.take(time.monotonic() + _SOON)
+            wire = self.pool.take(time.monotonic() + _SOON)
         except KVStoreError:
-            self.retire()
-            return
-        wire.one_way(op, message)
+            return False
+        sent = wire.one_way(op, message)
         self.give(wire)
+        return sent
 
     def open_namespace(self, canonical: bytes, root: bytes, strict: bool, deadline: float) -> pb.OpenNamespaceReply:
         """Opens a namespace and remembers its handle for the life of the session."""
@@ -190,6 +188,7 @@ class Transport(ABC):
 
     def evict(self, handle: int, keys: bytes, deadline: float) -> pb.EvictKeysReply:
         """Drops blocks; an inner block takes what follows it along."""
+        self._settle()
         request = pb.EvictKeysRequest(namespace=handle, keys=keys)
         return parsed(pb.EvictKeysReply(), self.call(Op.EVICT, request.SerializeToString(), deadline))
 
@@ -203,8 +202,15 @@ class Transport(ABC):
         except KVStoreError:
             self.retire()
 
-    def give_lease_back(self, lease: int) -> None:  # noqa: B027  only some transports lend memory
-        """A borrow has ended, and no view of it lives."""
+    def give_lease_back(self, lease: int) -> None:  # noqa: B027  only some transports hold leases
+        """The pieces of a lease are no longer looked at; lets go of the pin taken for it."""
+
+    def tick(self) -> bool:
+        """Called by the reaper while it was asked to: gives back what is due. Whether it should come again."""
+        return False
+
+    def _settle(self) -> None:  # noqa: B027  only some transports hold leases
+        """Gives back what is due, before a request that may depend on it."""
 
     def ping(self, deadline: float) -> None:
         """Keeps a network session alive: sends something on an idle connection."""

@@ -88,8 +88,8 @@ def parsed(message: M, data: bytes) -> M:
     return message
 
 
-def get_request(call: GetCall, max_blocks: int = 0) -> bytes:
-    """The message of op GET."""
+def get_request(call: GetCall, max_blocks: int = 0, release: Sequence[int] = ()) -> bytes:
+    """The message of op GET. ``release``: leases given back before anything else, beside that of the call."""
     plan = call.plan
     return pb.GetRequest(
         namespace=call.handle,
@@ -100,7 +100,7 @@ def get_request(call: GetCall, max_blocks: int = 0) -> bytes:
         range_offset=plan.range_offset,
         range_length=plan.range_length,
         max_blocks=max_blocks,
-        release=(call.release,) if call.release else (),
+        release=(call.release, *release) if call.release else release,
     ).SerializeToString()
 
 

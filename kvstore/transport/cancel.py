@@ -43,12 +43,16 @@ class Cancel:
             _local.cancel = None
 
 
-_local = threading.local()
+class _Local(threading.local):
+    cancel: Cancel | None = None
+
+
+_local = _Local()
 
 
 def current() -> Cancel | None:
     """What may cancel the call that this thread is in."""
-    return getattr(_local, "cancel", None)
+    return _local.cancel
 
 
 def cancelled() -> bool:

@@ -112,10 +112,9 @@ def spread(count: int, size: int, work: Callable[[int], bool], deadline: float) 
     Returns how many leading items were done, and whether the deadline was what stopped it. When it returns (or
     raises what ``work`` raised), no thread touches the buffers any more.
     """
-    job = _Job(count, work, deadline)
     if size < SPREAD_BYTES or count < 2 or not _HELPERS.available():
-        job.run()
-        return job.failed, job.late
+        return _alone(count, work, deadline)
+    job = _Job(count, work, deadline)
     _HELPERS.call(job)
     try:
         job.run()
@@ -127,6 +126,16 @@ def spread(count: int, size: int, work: Callable[[int], bool], deadline: float) 
     if job.error is not None:
         raise job.error
     return job.failed, job.late
+
+
+def _alone(count: int, work: Callable[[int], bool], deadline: float) -> tuple[int, bool]:
+    clock, cancel = time.monotonic, current() or _NEVER
+    for item in range(count):
+        if clock() >= deadline or cancel.cancelled:
+            return item, True
+        if not work(item):
+            return item, False
+    return count, False
 
 
 class _Helpers:

@@ -9,7 +9,7 @@ from kvstore.core.checksum import chunking
 from kvstore.core.errors import MisalignedRange
 from kvstore.core.namespace import PartSpec
 
-STEP_BYTES = 512 << 10  # copied at once, then hashed while it is in the cache
+STEP_BYTES = 256 << 10  # copied at once, then hashed while it is in the cache
 
 Chunk: TypeAlias = "tuple[int, int, int]"  # start and end byte in the piece, index of the chunk in its part
 Step: TypeAlias = "tuple[int, int, tuple[Chunk, ...]]"  # start and end byte in the piece, the chunks in between

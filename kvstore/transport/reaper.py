@@ -1,7 +1,7 @@
-"""One background thread a process: releases what died outside of any call, and keeps idle network sessions alive.
+"""One background thread a process: gives leases back when no call did, and keeps idle network sessions alive.
 
-A finalizer may run in the middle of anything, also while its thread holds our locks. So it only appends to a
-queue made for that; the thread does the rest. It holds transports weakly and ends when there are none.
+A finalizer may run in the middle of anything, also while its thread holds our locks. So it only appends to queues
+made for that; this thread does the rest. Sessions without leases to give back are held weakly.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kvstore.core.errors import KVStoreError
 if TYPE_CHECKING:
     from kvstore.transport.base import Transport
 
+_TICK = 0.01  # seconds a lease may outlive its use: until then the next request takes it along
 _LONGEST_WAIT = 5.0  # seconds
 _PING_TIMEOUT = 1.0
 
@@ -25,7 +26,8 @@ _PING_TIMEOUT = 1.0
 class Reaper:
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._dead: queue.SimpleQueue[tuple[Transport, int] | None] = queue.SimpleQueue()
+        self._wake: queue.SimpleQueue[Transport | None] = queue.SimpleQueue()
+        self._tended: set[Transport] = set()
         self._watched: weakref.WeakSet[Transport] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -35,7 +37,7 @@ class Reaper:
         with self._lock:
             self._watched.add(transport)
         self.start()
-        self._dead.put(None)
+        self._wake.put(None)
 
     def start(self) -> None:
         """Makes sure the thread runs. Not for finalizers."""
@@ -44,22 +46,26 @@ class Reaper:
                 self._thread = threading.Thread(target=self._run, name="kvstore-reaper", daemon=True)
                 self._thread.start()
 
-    def release(self, transport: Transport, lease: int) -> None:
-        """Gives a lease back soon. Safe in a finalizer."""
+    def tend(self, transport: Transport) -> None:
+        """Calls ``transport.tick()`` every few milliseconds until it returns False. Safe in a finalizer."""
         if os.getpid() == self._pid:
-            self._dead.put((transport, lease))
+            self._wake.put(transport)
 
     def _run(self) -> None:
+        next_tick = 0.0
         while True:
             try:
-                item = self._dead.get(timeout=self._wait())
+                woken = self._wake.get(timeout=_TICK if self._tended else self._wait())
+                if woken is not None:
+                    self._tended.add(woken)
+                    next_tick = max(next_tick, time.monotonic() + _TICK)
+                del woken
             except queue.Empty:
-                item = None
-            if item is not None:
-                transport, lease = item
-                transport.give_lease_back(lease)
-                del transport, item
-            self._ping()
+                pass
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + _TICK
+                self._tended = {transport for transport in self._tended if transport.tick()}
+                self._ping()
 
     def _wait(self) -> float:
         with self._lock:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import deque
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +38,7 @@ from kvstore.transport.reaper import REAPER
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb
 
+_DUE_AT_ONCE = 1024  # leases in one request
 _STEP = pb.AttachRequest.Step
 
 
@@ -50,9 +52,12 @@ class ShmTransport(Transport):
             raise Unsupported(
                 f"{address}: shared memory needs the node's unix socket; use unix://PATH or transport='tcp'"
             )
+        self._due: deque[tuple[int, bool]] = deque()  # leases to give back, and whether each still holds a pin
+        self._tended = False
         self._writer: MemoryMap | None = None
         self._writer_lock = threading.Lock()
         super().__init__(address, deadline, max_wires=max_wires, client=client)
+        REAPER.start()
 
     # --- handshake ---------------------------------------------------------------------------------------
 
@@ -106,7 +111,13 @@ class ShmTransport(Transport):
             self.give_lease_back(lease)
 
     def _lease(self, call: GetCall, deadline: float) -> pb.GetReply:
-        return parsed(pb.GetReply(), self.call(Op.GET, get_request(call), deadline))
+        due = self._take_due() if self._due else []
+        try:
+            return parsed(pb.GetReply(), self.call(Op.GET, get_request(call, release=due), deadline))
+        except BaseException:
+            for lease in due:  # refused before they were released, perhaps: releasing twice does no harm
+                self._owe(lease, False)
+            raise
 
     def _fetch(self, call: GetCall, reply: pb.GetReply, into: Targets, deadline: float) -> GetResult:
         plan, keys = call.plan, call.keys
@@ -142,11 +153,54 @@ class ShmTransport(Transport):
         memory.touch(start, piece.length)
         return memory.array[start:end]
 
+    # --- leases given back -------------------------------------------------------------------------------
+
     def give_lease_back(self, lease: int) -> None:
-        """The pieces of a lease are no longer looked at. No reply is awaited."""
-        if lease:
-            self.notify(Op.RELEASE, pb.ReleaseRequest(leases=(lease,)).SerializeToString())
+        """The pieces of a lease are no longer looked at. The next get takes it along; without one, the reaper soon."""
         self.unpin()
+        if lease:
+            self._owe(lease, False)
+
+    def lease_died(self, lease: int) -> None:
+        """The last view of a borrow is gone. Safe in a finalizer."""
+        self._owe(lease, True)
+
+    def _owe(self, lease: int, pinned: bool) -> None:
+        self._due.append((lease, pinned))
+        if not self._tended:
+            self._tended = True
+            REAPER.tend(self)
+
+    def _take_due(self) -> list[int]:
+        leases: list[int] = []
+        while len(leases) < _DUE_AT_ONCE:
+            try:
+                lease, pinned = self._due.popleft()
+            except IndexError:
+                break
+            if pinned:
+                self.unpin()
+            if lease:
+                leases.append(lease)
+        return leases
+
+    def _settle(self) -> None:
+        while leases := self._take_due():
+            if self.lost:
+                continue  # all of them go back with the session
+            if not self.notify(Op.RELEASE, pb.ReleaseRequest(leases=leases).SerializeToString()):
+                for lease in leases:
+                    self._owe(lease, False)
+                return
+
+    def tick(self) -> bool:
+        if self._due:
+            self._settle()
+            return True
+        self._tended = False
+        if self._due:  # came in between
+            self._tended = True
+        return self._tended
 
     # --- borrow ------------------------------------------------------------------------------------------
 
@@ -174,6 +228,7 @@ class ShmTransport(Transport):
 
     def reserve(self, call: PutCall, deadline: float) -> Reservation:
         memory = self._writable(deadline)
+        self._settle()
         self.pin()
         try:
             reply = parsed(pb.ReserveReply(), self.call(Op.RESERVE, reserve_request(call), deadline))
@@ -215,8 +270,7 @@ class _Lent(Borrowed):
         done, late = spread(len(found.here), found.size, work, deadline)
         self.result = get_result(call, reply, found.here, done, late, found.holes)
         self.views = views[: max(0, self.result.blocks - call.first) * pieces]
-        REAPER.start()
-        weakref.finalize(base, REAPER.release, transport, reply.lease).atexit = False
+        weakref.finalize(base, transport.lease_died, reply.lease).atexit = False
 
     def give_back(self) -> None:
         self.views = []

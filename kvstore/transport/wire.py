@@ -15,23 +15,26 @@ from kvstore.core.errors import DeadlineExceeded, KVStoreError, NotServed, Proto
 from kvstore.transport.frame import (
     DEFAULT_LIMITS,
     HEADER_BYTES,
+    JOIN_BELOW,
     Buffer,
     Flag,
     Header,
     Limits,
     Op,
     arm,
+    encode_header,
     parse_header,
     recv_exact,
     recv_frame_descriptors,
     recv_some,
     send_buffers,
-    send_frame,
 )
 from kvstore.transport.wire_error import decode_error
 
 READ_AHEAD = 16 << 10  # one receive takes header and message of most replies, and little of a payload
 SOCKET_BUFFER = 4 << 20
+ERROR_BIT = int(Flag.ERROR)
+_ONE_WAY_TIMEOUT = 0.25  # seconds; only a node that reads nothing at all makes such a frame wait
 _LATE_REPLY = 0.05  # seconds to wait for the error that explains why the node closed
 
 
@@ -87,20 +90,16 @@ class Wire:
     def start(self, op: Op, message: Buffer, deadline: float, payload_len: int = 0, flags: int = 0) -> None:
         """Sends the head of a request; ``payload_len`` bytes follow by :meth:`send`."""
         self._next_id = request_id = (self._next_id + 1) & 0xFFFFFFFF
-        self._sending(
-            lambda: send_frame(
-                self._sock, op, message, flags=flags, request_id=request_id, payload_len=payload_len, deadline=deadline
-            ),
-            op,
-        )
+        header = encode_header(op, len(message), payload_len, flags=flags, request_id=request_id)
+        if len(message) <= JOIN_BELOW:
+            self.send(op, (header + message,), deadline)
+        else:
+            self.send(op, (header, message), deadline)
 
     def send(self, op: Op, buffers: Sequence[Buffer], deadline: float) -> None:
         """Sends payload bytes of the request begun by :meth:`start`."""
-        self._sending(lambda: send_buffers(self._sock, buffers, deadline), op)
-
-    def _sending(self, send, op: Op) -> None:  # type: ignore[no-untyped-def]
         try:
-            send()
+            send_buffers(self._sock, buffers, deadline)
         except Unavailable as error:
             self.broken = True
             raise self._late_error(op) or error from None
@@ -122,7 +121,7 @@ class Wire:
         """Header and message of the reply; its payload is read by :meth:`read_payload`."""
         try:
             self._read_ahead(HEADER_BYTES, deadline)
-            if self._ahead[self._start + 6] & Flag.ERROR:  # of a request whose op could not even be read
+            if self._ahead[self._start + 6] & ERROR_BIT:  # of a request whose op could not even be read
                 self._ahead[self._start + 5] = op
             header = parse_header(self._ahead[self._start : self._end], self.limits)
             self._start += HEADER_BYTES
@@ -151,7 +150,7 @@ class Wire:
             self._end += count
 
     def _check_reply(self, header: Header, op: Op) -> None:
-        if not header.flags & (Flag.REPLY | Flag.ERROR):
+        if not header.is_reply:
             raise ProtocolError(f"the node answered {op.name} with a request")
         if header.is_error:
             return
@@ -204,7 +203,7 @@ class Wire:
     def one_way(self, op: Op, message: Buffer) -> bool:
         """Sends a frame that gets no reply, without waiting. False when it could not be sent (now broken)."""
         try:
-            self.start(op, message, time.monotonic() + _LATE_REPLY, flags=Flag.ONE_WAY)
+            self.start(op, message, time.monotonic() + _ONE_WAY_TIMEOUT, flags=Flag.ONE_WAY)
         except KVStoreError:
             return False
         return True

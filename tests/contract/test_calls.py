@@ -219,13 +219,37 @@ def test_parts_are_put_and_got_on_their_own(client: Client) -> None:
     ]
 
 
-def test_window_parts_may_have_holes_that_are_told(client: Client) -> None:
+@pytest.fixture
+def sparse(client: Client) -> tuple[Namespace, list[bytes]]:
+    """Four blocks; the first two lack their window part."""
     parts = (PartSpec("full", 40_000), PartSpec("window", 30_000, group="w", kind="window"))
     namespace = client.namespace(spec(parts=parts))
     keys, data = namespace.keys(tokens(4)), payload(namespace, 4)
     namespace.put(keys, data[0::2], parts=["full"])
     namespace.put(keys, data[5::2], parts=["window"], first=2)
-    into, holes = empty(namespace, 4), set[tuple[int, int]]()
+    return namespace, data
+
+
+def test_parts_that_may_have_holes_are_got_where_they_are(sparse: tuple[Namespace, list[bytes]]) -> None:
+    namespace, data = sparse
+    keys = namespace.keys(tokens(4))
+    assert namespace.match(keys) == 4
+    full, window = [bytearray(40_000) for _ in range(4)], [bytearray(30_000) for _ in range(2)]
+    assert namespace.get(keys, full, parts=["full"]) == 4
+    assert full == data[0::2]
+    assert namespace.get(keys, window, parts=["window"], first=2) == 4
+    assert window == data[5::2]
+
+
+def test_shared_memory_tells_the_holes_and_a_network_read_ends_before_them(
+    sparse: tuple[Namespace, list[bytes]], transport: str
+) -> None:
+    namespace, data = sparse
+    keys, into, holes = namespace.keys(tokens(4)), empty(namespace, 4), set[tuple[int, int]]()
+    if transport != "shm":
+        assert namespace.get(keys, into, holes=holes) == 0
+        assert namespace.client.last_miss == "part"
+        return
     assert namespace.get(keys, into, holes=holes) == 4
     assert holes == {(0, 1), (1, 1)}
     assert [bytes(buffer) for buffer in into[0::2]] == data[0::2]
