@@ -28,9 +28,8 @@ class DevicePages:
         for group, names in layers.items():
             found = runs([place(caches[name], num_blocks) for name in names])
             self._views[group] = [self._view(*run, num_blocks) for run in found]
-        least, _ = torch.cuda.Stream.priority_range()
-        self._save = torch.cuda.Stream(self.device, priority=least)
-        self._load = torch.cuda.Stream(self.device, priority=least)
+        self._save = torch.cuda.Stream(self.device, priority=0)  # 0 is the least
+        self._load = torch.cuda.Stream(self.device, priority=0)
         self._last_save: torch.cuda.Event | None = None
         self._lock = threading.Lock()
 

@@ -113,9 +113,9 @@ class SchedulerSide:
         self._link.open(spec)
 
     def _refuse(self, why: str) -> None:
-        self.refused = why
-        self._log.error("kvstore: caching is off for this engine: %s", why)
         self.stats.gauge("namespace_open", -1, "scheduler")
+        self._log.error("kvstore: caching is off for this engine: %s", why)
+        self.refused = why
 
     def _opened(self, namespace: Any, spec: NamespaceSpec) -> None:
         """Says what was opened, and which field differs when an engine of the same model wrote other blocks."""

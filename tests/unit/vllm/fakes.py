@@ -165,8 +165,9 @@ class FakePages:
 
 SHARED = {
     "model": "LlamaForCausalLM-4x256", "weights": "w", "config": "c", "rope": "r", "max_length": "any",
-    "window": "None", "quantization": "none", "code_revision": "none", "speculative": "none", "vllm": "0.32", "device": "cpu",
-    "backend": "CPU_ATTN", "isa": "vec", "dtype": "bfloat16", "kv_dtype": "bfloat16", "kv_scales": "s",
+    "window": "None", "quantization": "none", "code_revision": "none", "speculative": "none",
+    "vllm": "0.32", "device": "cpu", "backend": "CPU_ATTN", "isa": "vec", "dtype": "bfloat16",
+    "kv_dtype": "bfloat16", "kv_scales": "s",
     "layout": "LBHNC", "dcp_size": "1", "pcp_size": "1", "interleave": "1",
 }  # fmt: skip
 

@@ -1,0 +1,96 @@
+"""One node a module, engines one at a time, references by engines without any connector."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import models
+from .harness import ROOT, Engine, Node
+
+MODELS = ROOT / "build" / "vllm-models"
+Start = Callable[..., Engine]
+
+
+def transfer(node: Node, role: str = "kv_both", policy: str = "recompute", **extra: Any) -> dict[str, Any]:
+    """A --kv-transfer-config. Hits do not depend on how fast this machine happens to be."""
+    options = {"target": node.target, "load": "always", "lookup_timeout_ms": 2000, **extra}
+    return {
+        "kv_connector": "KVStoreConnector",
+        "kv_role": role,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": options,
+    }
+
+
+@pytest.fixture(scope="session")
+def model() -> Callable[..., Path]:
+    """``model("llama")``: a tiny random model of this kind."""
+    MODELS.mkdir(parents=True, exist_ok=True)
+    return lambda kind, seed=0, **changes: models.make(kind, MODELS, seed, **changes)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    node = Node(tmp_path_factory.mktemp("node"))
+    yield node
+    node.stop()
+
+
+class Engines:
+    """Starts engines; an earlier one is stopped first unless it is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: list[Engine] = []
+        self.count = 0
+        self._references: dict[str, Any] = {}
+
+    def start(
+        self, llm: dict[str, Any], transfer: dict[str, Any] | None = None, keep: bool = False, **env: str
+    ) -> Engine:
+        if not keep:
+            self.stop()
+        self.count += 1
+        given = {**llm, "model": str(llm["model"])}
+        engine = Engine(self.folder / f"engine{self.count}.log", given, transfer, env)
+        self.running.append(engine)
+        return engine
+
+    def reference(self, llm: dict[str, Any], *calls: dict[str, Any]) -> list[list[Any]]:
+        """Tokens that an engine without connector gives for each generate call, in order."""
+        key = json.dumps([{**llm, "model": str(llm["model"])}, calls], sort_keys=True)
+        if key not in self._references:
+            engine = self.start(llm)
+            self._references[key] = [tokens(engine.call("generate", **call)) for call in calls]
+            self.stop()
+        return self._references[key]  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        for engine in self.running:
+            engine.stop()
+        self.running.clear()
+
+    def kill(self) -> None:
+        for engine in self.running:
+            engine.kill()
+        self.running.clear()
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    made = Engines(tmp_path_factory.mktemp("engines"))
+    yield made
+    made.kill()
+
+
+def tokens(outputs: list[dict[str, Any]]) -> list[Any]:
+    return [output["tokens"] for output in outputs]
+
+
+def cached(outputs: list[dict[str, Any]]) -> list[int]:
+    return [output["cached"] for output in outputs]

@@ -1,0 +1,118 @@
+"""What CI shows on each change: saved by one process and loaded by another, damaged blocks, a node that is killed
+while blocks are loaded, another namespace. Outputs are those of an engine without connector, to the last token."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Engines, cached, tokens, transfer
+from .damage import damage
+from .harness import Engine, Node, counter
+
+PROMPTS = [{"length": 512, "seed": 0}, {"length": 700, "seed": 1}, {"length": 1300, "seed": 2}]
+HITS = [512, 640, 1280]
+BLOCK = 256 << 10  # bytes of 128 tokens of the tiny llama
+
+
+@pytest.fixture(scope="module")
+def llama(model: Any) -> dict[str, Any]:
+    return {"model": model("llama")}
+
+
+@pytest.fixture(scope="module")
+def expected(engines: Engines, llama: dict[str, Any]) -> list[Any]:
+    return engines.reference(llama, {"prompts": PROMPTS})[0]
+
+
+@pytest.fixture(scope="module")
+def warm(engines: Engines, node: Node, llama: dict[str, Any], expected: list[Any]) -> Iterator[Engine]:
+    """An engine that finds what another process has saved."""
+    first = engines.start(llama, transfer(node))
+    outputs = first.call("generate", prompts=PROMPTS)
+    assert tokens(outputs) == expected
+    assert cached(outputs) == [0, 0, 0]
+    return engines.start(llama, transfer(node))
+
+
+def forget_locally(engine: Engine) -> None:
+    """The engine's own prefix cache is emptied, the store is not."""
+    assert engine.call("reset", connector=False)
+    time.sleep(0.3)
+
+
+def test_a_second_process_loads_what_the_first_saved(warm: Engine, expected: list[Any]) -> None:
+    outputs = warm.call("generate", prompts=PROMPTS)
+    assert tokens(outputs) == expected
+    assert cached(outputs) == HITS
+    metrics = warm.call("metrics")
+    assert counter(metrics, "external_prefix_cache_hits") == sum(HITS)
+    assert counter(metrics, "kvstore_loaded_tokens") == sum(HITS)
+    assert counter(metrics, "kvstore_failed_tokens") == 0
+    assert counter(metrics, "kvstore_hook_errors") == 0
+
+
+def test_damaged_blocks_are_found_and_computed_again(warm: Engine, node: Node, expected: list[Any]) -> None:
+    forget_locally(warm)
+    assert damage(node, BLOCK, every=3) >= 6
+    before = counter(warm.call("metrics"), "kvstore_failed_tokens")
+    outputs = warm.call("generate", prompts=PROMPTS)
+    assert tokens(outputs) == expected
+    assert [output["finish"] for output in outputs] == [["length"]] * 3
+    assert counter(warm.call("metrics"), "kvstore_failed_tokens") > before
+    time.sleep(0.5)
+    forget_locally(warm)
+    assert tokens(warm.call("generate", prompts=PROMPTS)) == expected, "and stored again, or computed"
+
+
+@pytest.mark.parametrize("delay_ms", [0, 5, 12, 25])
+def test_a_node_killed_while_blocks_are_loaded_costs_a_recomputation(
+    warm: Engine, node: Node, expected: list[Any], delay_ms: int
+) -> None:
+    forget_locally(warm)
+    warm.send("generate", prompts=PROMPTS)
+    time.sleep(delay_ms / 1000)
+    node.kill()
+    outputs = warm.answer()
+    assert tokens(outputs) == expected
+    node.start()
+
+
+def test_a_node_that_came_back_is_used_again(warm: Engine, node: Node, expected: list[Any]) -> None:
+    end = time.monotonic() + 90
+    while True:
+        forget_locally(warm)
+        outputs = warm.call("generate", prompts=PROMPTS)
+        assert tokens(outputs) == expected
+        if sum(cached(outputs)) > 0:
+            break
+        assert time.monotonic() < end, "no hit since the node is back"
+        time.sleep(1)
+
+
+def test_a_node_that_hangs_holds_no_request_for_long(warm: Engine, node: Node, expected: list[Any]) -> None:
+    forget_locally(warm)
+    threading.Timer(20, node.signal, [signal.SIGCONT]).start()
+    node.signal(signal.SIGSTOP)
+    outputs = warm.call("generate", prompts=PROMPTS)
+    node.signal(signal.SIGCONT)
+    assert tokens(outputs) == expected
+    state = {k: v for k, v in warm.call("metrics").items() if "breaker" in k}
+    assert state
+
+
+def test_another_namespace_gets_no_hits_and_says_which_field_differs(
+    engines: Engines, node: Node, llama: dict[str, Any], warm: Engine
+) -> None:
+    other = {**llama, "dtype": "float32"}
+    engine = engines.start(other, transfer(node))
+    outputs = engine.call("generate", prompts=PROMPTS)
+    assert cached(outputs) == [0, 0, 0]
+    assert "differs in:" in engine.text()
+    assert "extra.dtype" in Path(engine.log).read_text().partition("differs in:")[2][:200]
