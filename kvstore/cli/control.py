@@ -65,13 +65,7 @@ def _ask(address: Address, deadline: float) -> str:
         wire.close()
     if not reply.control_address:
         raise Unavailable(f"the node at {address} has its control plane switched off; set its control_address")
-    return _reachable(reply.control_address, address)
-
-
-def _reachable(control: str, data: Address) -> str:
-    """A node that listens on all addresses is reached at the one that worked for the data path."""
-    host, _, port = control.rpartition(":")
-    return f"{data.host}:{port}" if host in ("0.0.0.0", "[::]") and data.host else control
+    return reply.control_address
 
 
 class _Deadlines:

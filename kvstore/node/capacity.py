@@ -42,6 +42,8 @@ def resolve(wanted: int | None, memory_file: Path) -> int:
     """
     stat = os.statvfs(memory_file.parent)
     size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize + _held(memory_file)
+    if not stat.f_blocks:  # mounted without a size
+        size = free = ram_bytes()
     where = f"{memory_file.parent} has {show_size(size)}, {show_size(free)} of it free"
     default = min(ram_bytes() // _SHARE_OF_RAM, free // 2) // _UNIT * _UNIT
     before = _recorded(memory_file)

@@ -93,9 +93,13 @@ class DataServer:
                 if self._stopping.is_set():
                     return
                 _log.warning("accepting on %s failed: %s", transport, error)  # out of descriptors, most likely
-                time.sleep(0.05)
+                time.sleep(0.2)
                 continue
-            self._admit(sock, transport)
+            try:
+                self._admit(sock, transport)
+            except RuntimeError as error:  # no more threads
+                _log.warning("a connection on %s was not served: %s", transport, error)
+                sock.close()
 
     def _admit(self, sock: socket.socket, transport: str) -> None:
         if transport == "tcp":
@@ -107,7 +111,11 @@ class DataServer:
                 self._lanes.add(lane)
         self._metrics.count("connection" if room else "refused", transport)
         if room:
-            self._spawn(f"lane-{lane.number}", self._serve, lane)
+            try:
+                self._spawn(f"lane-{lane.number}", self._serve, lane)
+            except RuntimeError:
+                self._forget(lane)
+                raise
         elif self._refusing.acquire(blocking=False):
             self._spawn("refuse", self._refuse, lane)
         else:
@@ -189,7 +197,10 @@ class DataServer:
         if not isinstance(error, KVStoreError):
             _log.error("%s failed", header.op.name, exc_info=error)
         in_step = not closes(error) and lane.drain()
-        self._fail(lane, header.op, error, header.request_id)
+        if header.one_way:  # nobody waits for an answer
+            self._metrics.count("error", code_name(error))
+        else:
+            self._fail(lane, header.op, error, header.request_id)
         lane.tally.request(header.op, time.perf_counter() - start, header.payload_len - lane.payload_left, 0)
         if not in_step:
             lane.linger()

@@ -68,6 +68,8 @@ def streaming(
 
 
 def _abort(metrics: NodeMetrics, name: str, error: Exception, context: grpc.ServicerContext) -> NoReturn:
+    if not context.is_active():
+        raise error  # the caller is gone, there is nobody to tell
     metrics.count("error", code_name(error))
     if not isinstance(error, KVStoreError):
         _log.error("%s failed", name, exc_info=error)

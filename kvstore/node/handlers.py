@@ -97,9 +97,9 @@ class Handlers:
             session = self._sessions.join(lane, request.join_session)
         else:
             session = self._sessions.open(lane, request.shared_memory, request.client[:32])
-        return Reply(self._hello_reply(session, version).SerializeToString())
+        return Reply(self._hello_reply(lane, session, version).SerializeToString())
 
-    def _hello_reply(self, session: NodeSession, version: int) -> pb.HelloReply:
+    def _hello_reply(self, lane: Lane, session: NodeSession, version: int) -> pb.HelloReply:
         known = self._greeting()
         reply = pb.HelloReply(
             version=version,
@@ -109,8 +109,8 @@ class Handlers:
             heartbeat_ms=known.heartbeat_ms,
             max_frame_bytes=known.limits.max_frame_bytes,
             max_keys=known.limits.max_keys,
-            control_address=known.control_address,
-            http_address=known.http_address,
+            control_address=lane.reachable(known.control_address),
+            http_address=lane.reachable(known.http_address),
             server=known.server,
         )
         if session.shared_memory:

@@ -20,10 +20,11 @@ from kvstore.transport.frame import HEADER_BYTES, Flag, Header, Limits, Op, pars
 from kvstore.transport.wire_error import encode_error
 
 _MIN_RATE = 4 << 20  # bytes a second that a peer must take of a large reply, beyond the peer timeout
-_DRAIN_BYTES = 64 << 20  # a payload up to here is read and dropped after an error, a larger one costs the connection
+_DRAIN_BYTES = 256 << 20  # a payload up to here is read and dropped after an error, a larger one costs the connection
 _SCRATCH_BYTES = 256 << 10
 _LINGER_BYTES = 1 << 20
 _LINGER_SECONDS = 1.0
+_FIRST = Limits(max_header_bytes=64 << 10, max_frame_bytes=0)  # of a peer that has not said who it is
 _WAIT_ALL = socket.MSG_WAITALL
 _FOREVER = float("inf")
 _numbers = itertools.count(1)
@@ -66,6 +67,14 @@ class Lane:
         """Whether the peer is on this host's unix socket."""
         return self.transport == "unix"
 
+    def reachable(self, address: str) -> str:
+        """An address of the node as this peer can use it: one that stands for all is the one the peer has reached."""
+        host, _, port = address.rpartition(":")
+        if host not in ("0.0.0.0", "[::]"):
+            return address
+        mine = "127.0.0.1" if self.local else self.sock.getsockname()[0]
+        return f"[{mine}]:{port}" if ":" in mine else f"{mine}:{port}"
+
     # --- receiving ------------------------------------------------------------------------------------------
 
     def next_header(self) -> Header | None:
@@ -78,7 +87,7 @@ class Lane:
         self._peer_must_move()
         if got < HEADER_BYTES:
             self.read_exact(raw[got:], counted=False)
-        header = parse_header(self._raw, self.limits)
+        header = parse_header(self._raw, self.limits if self.session is not None else _FIRST)
         self.payload_left = header.payload_len
         return header
 

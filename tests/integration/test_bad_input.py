@@ -360,6 +360,13 @@ def test_a_truncated_header_leaves_the_node_alone(address: str, witness: Raw) ->
         assert raw.closed()
 
 
+@pytest.mark.parametrize(("header_bytes", "payload"), [(1 << 20, 0), (0, 1)])
+def test_a_stranger_may_not_send_much(address: str, witness: Raw, header_bytes: int, payload: int) -> None:
+    with Raw(address, hello=False) as raw:
+        data = header(op=int(Op.HELLO), header=header_bytes, payload=payload)
+        assert isinstance(refused(raw, data), errors.FrameTooLarge)
+
+
 def test_a_first_frame_that_is_not_hello(address: str, witness: Raw) -> None:
     with Raw(address, hello=False) as raw:
         assert type(refused(raw, header())) is errors.ProtocolError

@@ -197,7 +197,7 @@ def test_calls_of_later_versions_say_what_they_are_for(stub: Any) -> None:
         assert (status, error.code) == (grpc.StatusCode.UNIMPLEMENTED, types.ERROR_CODE_UNIMPLEMENTED)
 
 
-def test_a_put_that_stalls_is_ended_and_gives_its_slots_back(stub: Any) -> None:
+def test_a_put_that_stalls_is_ended_and_gives_its_slots_back(stub: Any, running: NodeProcess) -> None:
     """And while it stalls, others are served."""
     import threading
 
@@ -214,6 +214,7 @@ def test_a_put_that_stalls_is_ended_and_gives_its_slots_back(stub: Any) -> None:
     release.set()
     stat = stub.Stat(pb.StatRequest())
     assert (stat.blocks, stat.writing, stat.sessions) == (0, 0, 0)
+    assert "Traceback" not in running.log()
 
 
 # --- health and reflection ----------------------------------------------------------------------------------

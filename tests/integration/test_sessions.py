@@ -232,6 +232,13 @@ def test_a_release_without_reply_keeps_the_stream_in_step(address: str) -> None:
         raw.call(Op.PING)
 
 
+def test_an_error_of_a_frame_that_wants_no_reply_is_not_told(address: str) -> None:
+    with Raw(address) as raw:
+        raw.send(Op.MATCH, pb.MatchRequest(namespace=1, keys=b"x"), flags=Flag.ONE_WAY)
+        raw.send(Op.GET, pb.GetRequest(namespace=1, keys=b"x"), flags=Flag.ONE_WAY)
+        raw.call(Op.PING)
+
+
 def test_requests_may_be_sent_before_the_last_reply(address: str) -> None:
     with Raw(address) as raw:
         for _ in range(50):
@@ -292,6 +299,16 @@ def test_the_greeting_tells_where_the_rest_is(running: NodeProcess, address: str
         assert raw.greeting.node_id.hex() == running.node_id
         assert (raw.greeting.max_keys, raw.greeting.max_frame_bytes) == (65_536, 1_000_000)
         assert raw.greeting.memory_bytes == 0
+
+
+def test_a_node_on_all_addresses_tells_each_client_the_one_it_reached(tmp_path: Path) -> None:
+    settings = {"control_address": "0.0.0.0:0", "data_address": "0.0.0.0:0", "allow_insecure_network": True}
+    with node(tmp_path, **settings) as process:
+        port = process.control.rpartition(":")[2]
+        for where in (str(process.socket), process.data.replace("0.0.0.0", "127.0.0.1")):
+            with Raw(where) as raw:
+                assert raw.greeting is not None
+                assert raw.greeting.control_address == f"127.0.0.1:{port}"
 
 
 def test_an_address_is_not_needed_for_both(tmp_path: Path) -> None:
