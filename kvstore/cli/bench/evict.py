@@ -43,7 +43,12 @@ def run(
         best = best_possible(requests, capacity).metrics()
         for name in policies:
             found = best if name == OPT else _replay(name, requests, capacity, pieces, interleave, others or {})
-            params: dict[str, str | int] = {"policy": name, "capacity": capacity, "pieces": pieces, "interleave": interleave}
+            params: dict[str, str | int] = {
+                "policy": name,
+                "capacity": capacity,
+                "pieces": pieces,
+                "interleave": interleave,
+            }
             rows.extend(_rows(params, found, best))
     return rows
 
