@@ -17,7 +17,7 @@ from kvstore.tiers.leases import Holdings
 from kvstore.tiers.memfile import MemoryFile, lock_path
 from kvstore.tiers.namespaces import Namespace, Namespaces
 from kvstore.tiers.sessions import LockFile, Session, SessionTable
-from kvstore.tiers.tier import NO_SLOT, Tier
+from kvstore.tiers.tier import NO_SLOT, SlotArray, Tier
 from kvstore.tiers.values import StoreConfig
 
 PIECE = 256  # keys worked on at a time under the lock
@@ -86,6 +86,7 @@ class State:
         self.counters["dropped_blocks_" + cause] += 1
         index.state_at[row] = EVICTING
         if index.leases_at[row]:
+            self._forget(row)
             index.detach(row)
             return False
         self._remove(row)
@@ -114,15 +115,25 @@ class State:
         namespace.bytes -= size
         self.ready_bytes -= size
 
+    def _slots(self, row: int, tier: Tier) -> SlotArray:
+        """Where the parts of a block lie in a tier."""
+        at = self.index.parts.slot_at[tier.kind]
+        slots = [at[part_row] for part_row in self.index.parts.of(row)]
+        return np.array([slot for slot in slots if slot != NO_SLOT], np.uint32)
+
+    def _forget(self, row: int) -> None:
+        """A restart must not bring the block back; its slots stay taken."""
+        for tier in self.tiers:
+            if len(slots := self._slots(row, tier)):
+                tier.forget(slots)
+
     def _remove(self, row: int) -> None:
         """Frees the slots and the row."""
-        index, parts = self.index, self.index.parts
-        rows = parts.of(row)
+        index = self.index
         for tier in self.tiers:
-            slots = [slot for at in rows if (slot := parts.slot_at[tier.kind][at]) != NO_SLOT]
-            if slots:
-                tier.free(np.array(slots, np.uint32))
-        for at in rows:
+            if len(slots := self._slots(row, tier)):
+                tier.free(slots)
+        for at in index.parts.of(row):
             self.verified(at)
         namespace = self.namespace_of(row)
         index.remove(row)

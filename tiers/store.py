@@ -155,7 +155,7 @@ class BlockStore:
         return self._namespace(namespace).spec
 
     def drop_namespace(self, root: bytes) -> tuple[int, int]:
-        """Drops a namespace with all its blocks: how many, those of them a lease still keeps. Raises UnknownNamespace."""
+        """Drops a namespace: how many blocks it had, those of them a lease still keeps. Raises UnknownNamespace."""
         with self._use().lock:
             found = self._state.namespaces.by_root(root)
         return self._evictor.drop_namespace(found)
