@@ -22,6 +22,7 @@ _COMMANDS = {
     "stat": "kvstore.cli.stat",
     "match": "kvstore.cli.match",
     "evict": "kvstore.cli.evict",
+    "size": "kvstore.cli.size",
     "purge": "kvstore.cli.purge",
     "fsck": "kvstore.cli.fsck",
     "bench": "kvstore.cli.bench",

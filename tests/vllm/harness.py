@@ -11,7 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,65 @@ class Node:
         self.signal(signal.SIGKILL)
         assert self._process is not None
         self._process.wait()
+
+
+class Relay:
+    """A TCP relay in front of a node. ``armed``: called once, when ``limit`` more bytes came from the node."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._left = 0
+        self._armed: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.fired = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def target(self) -> str:
+        return f"kv://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def arm(self, limit: int, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._left, self._armed, self.fired = limit, action, False
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                client.close()
+                continue
+            for source, sink, counted in ((client, server, False), (server, client, True)):
+                threading.Thread(target=self._pump, args=(source, sink, counted), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, counted: bool) -> None:
+        try:
+            while data := source.recv(64 << 10):
+                if counted:
+                    self._count(len(data))
+                sink.sendall(data)
+        except OSError:
+            pass
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._left -= size
+            action = self._armed if self._left <= 0 else None
+            if action is not None:
+                self._armed, self.fired = None, True
+        if action is not None:
+            action()
 
 
 def _free_port() -> int:
