@@ -19,7 +19,7 @@ ARGS ?=
 .PHONY: help demo test lint format proto proto-check bench torture wheel-test test-pythons clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo 'kvstore needs Python 3.10 to 3.13 with its venv module (3.11 is the tested one for the demo).' >&2; exit 1; }
@@ -70,3 +70,5 @@ test-pythons: $(DEV)  ## the suites that need no torch, with each other Python t
 clean:  ## remove what the targets above made, but for .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+include mk/vllm.mk
