@@ -15,6 +15,7 @@ from kvstore.tiers.state import State
 from kvstore.tiers.tier import Entries, TierKind, U64Array
 from kvstore.tiers.values import PutOutcome
 
+_STORED, _PARENT_MISSING = np.uint8(PutOutcome.STORED), np.uint8(PutOutcome.PARENT_MISSING)
 _PIECE = 64  # blocks committed or given up at a time under the lock
 
 
@@ -78,28 +79,30 @@ class Committer:
     def _commit(self, reservation: Reservation, part: slice, sums: U64Array, stamp: int) -> bytes:
         state, rows = self._state, reservation.rows[part]
         alive = state.index.state[rows] != EVICTING  # else its parent, or its namespace, went meanwhile
+        stored, spare = int(np.count_nonzero(alive)), reservation.spare[part]
+        every = stored == len(rows) and not np.count_nonzero(spare)
         first = 0
         for at, chunks in enumerate(reservation.chunks):
-            good = alive & ~reservation.spare[part, at]
-            if good.any():
-                self._record(reservation, part, at, np.flatnonzero(good), sums[part, first : first + chunks], stamp)
-            unused = reservation.slots[part, at][~good]
-            if len(unused):
-                state.dram.free(unused)
+            good = slice(None) if every else np.flatnonzero(alive & ~spare[:, at])
+            self._record(reservation, part, at, good, sums[part, first : first + chunks], stamp)
+            if not every:
+                state.dram.free(np.delete(reservation.slots[part, at], good))
             first += chunks
-        self._show(reservation, rows[alive])
+        self._show(reservation, rows if every else rows[alive])
         state.unhold(rows)
-        stored = int(np.count_nonzero(alive))
         state.counters["put_blocks_stored"] += stored
         state.counters["put_blocks_parent_missing"] += len(rows) - stored
-        return np.where(alive, PutOutcome.STORED, PutOutcome.PARENT_MISSING).astype(np.uint8).tobytes()
+        return np.where(alive, _STORED, _PARENT_MISSING).tobytes()
 
     def _record(
-        self, reservation: Reservation, part: slice, at: int, good: IntArray, sums: U64Array, stamp: int
+        self, reservation: Reservation, part: slice, at: int, good: IntArray | slice, sums: U64Array, stamp: int
     ) -> None:
         """Writes the headers, then the locations, of one part of some blocks."""
         index, number = self._state.index, reservation.parts[at]
-        rows, count = reservation.rows[part][good], len(good)
+        rows = reservation.rows[part][good]
+        count = len(rows)
+        if not count:
+            return
         cut = reservation.namespace.cuts[number]
         slots, generations = reservation.slots[part, at][good], reservation.generations[part, at][good]
         self._state.dram.record(
@@ -120,11 +123,14 @@ class Committer:
         """From here on the blocks are found."""
         state, index = self._state, self._state.index
         before = index.ready[rows]
-        state.writing -= int((before == 0).sum())
+        fresh = len(rows) - int(np.count_nonzero(before))
+        state.writing -= fresh
         mask = 0
         for part in reservation.parts:
             mask |= 1 << part
-            new = int((before >> np.uint64(part) & np.uint64(1) == 0).sum())
+            new = len(rows)
+            if fresh < new:
+                new -= int(np.count_nonzero(before & np.uint64(1 << part)))
             size = new * reservation.namespace.cuts[part].length
             reservation.namespace.bytes += size
             state.ready_bytes += size

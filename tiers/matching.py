@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -115,11 +116,19 @@ class Matcher:
         """Rows of the leading READY blocks (any part) of a piece that begins at block ``start``."""
         index = self._state.index
         rows = index.find(number, keys)
-        good = rows >= 0
-        if not good.all():
-            rows = rows[: int(good.argmin())]
-        good = (index.state[rows] == READY) & (index.block[rows] == _COUNT[: len(rows)] + start)
-        return rows if good.all() else rows[: int(good.argmin())]
+        good = index.state[rows] == READY  # -1 reads some row; it is ruled out below
+        good &= index.block[rows] == _COUNT[: len(rows)] + np.uint32(start)
+        good &= rows >= 0
+        return rows[: _leading(good)]
+
+    def _complete(self, number: int, keys: KeyArray, start: int, need: np.uint64) -> IntArray:
+        """Rows of the leading blocks that have all parts in ``need`` (not 0) READY."""
+        index = self._state.index
+        rows = index.find(number, keys)
+        good = index.ready[rows] & need == need
+        good &= index.block[rows] == _COUNT[: len(rows)] + np.uint32(start)
+        good &= rows >= 0
+        return rows[: _leading(good)]
 
     def miss(self, namespace: Namespace, keys: KeyArray, blocks: int, mask: int) -> MissReason:
         """Why the prefix ends after ``blocks`` blocks."""
@@ -145,6 +154,7 @@ class Matcher:
     ) -> Found:  # fmt: skip
         """Leases blocks ``first`` to the end of the prefix (at most ``max_blocks``) and touches the whole prefix."""
         state, need = self._state, np.uint64(mask)
+        find = partial(self._complete, need=need) if mask else self._resident
         end = min(len(keys), first + max_blocks) if max_blocks else len(keys)
         held: list[IntArray] = []
         for start in range(0, max(len(keys), 1), PIECE):
@@ -152,10 +162,7 @@ class Matcher:
             last = len(piece) < PIECE or start + PIECE >= len(keys)
             state.lock.acquire()
             try:
-                rows = self._resident(namespace.id, piece, start)
-                good = (state.index.ready[rows] & need) == need
-                if not good.all():
-                    rows = rows[: int(good.argmin())]
+                rows = find(namespace.id, piece, start)
                 held.append(rows)
                 if len(rows) == len(piece) and not last:
                     state.hold(rows)
@@ -176,8 +183,7 @@ class Matcher:
             raise SessionLost("the session has ended; open a new one")
         path = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         early = len(path) - len(pieces[-1])
-        state.touches.append(path)
-        state.policy.touched(path, request, time.monotonic(), len(keys))
+        self._note(path, len(keys), request)
         size = sum(namespace.cuts[part].length for part in parts)
         stop = min(end, len(path))
         room = state.holdings.room(session, len(parts), size)
@@ -194,11 +200,19 @@ class Matcher:
             found.lease = self._enter(session, rows, flat(found.slots), size * len(rows))
         return found
 
+    def _note(self, path: IntArray, asked: int, request: int) -> None:
+        """The policy and the counters learn of a read."""
+        state, counters = self._state, self._state.counters
+        state.touches.append(path)
+        state.policy.touched(path, request, time.monotonic(), asked)
+        counters["acquire_calls"] += 1
+        counters["hit_blocks"] += len(path)
+
     def _locate(self, namespace: Namespace, found: Found, rows: IntArray, parts: tuple[int, ...]) -> None:
         index, table = self._state.index, self._state.index.parts
         slot, generation = table.slot[TierKind.DRAM], table.generation[TierKind.DRAM]
         for part in parts:
-            at = index.part_rows(rows, part)
+            at = index.part_rows(rows, part) if len(namespace.cuts) > 1 else index.first_part[rows].astype(np.int64)
             slots, generations = slot[at], generation[at]
             if not namespace.needed >> part & 1:  # window and state parts may have holes
                 there = (index.ready[rows] >> np.uint64(part) & np.uint64(1)).astype(np.uint32)
@@ -237,7 +251,7 @@ class Matcher:
 
     def checksums(self, slots: SlotArray, chunks: range) -> U64Array:
         """Of chunks of each slot, shape (n, chunks); zeros for holes."""
-        if slots.all():
+        if slots.min():
             return self._state.dram.checksums(slots, chunks)
         sums = np.zeros((len(slots), len(chunks)), np.uint64)
         there = np.flatnonzero(slots)
@@ -247,7 +261,8 @@ class Matcher:
 
 def _leading(good: npt.NDArray[np.bool_]) -> int:
     """How many are True before the first False."""
-    return len(good) if good.all() else int(good.argmin())
+    first = int(good.argmin()) if len(good) else 0
+    return len(good) if not len(good) or good[first] else first
 
 
 def _part_match(namespace: Namespace, part: int, ready: npt.NDArray[np.uint64]) -> PartMatch:

@@ -41,7 +41,8 @@ class Reader:
         if failed and found.prefix < len(keys):
             miss = MissReason.CHECKSUM
         namespace.used = time.time()
-        self._count(len(keys), found.prefix, miss)
+        if found.prefix < len(keys):
+            self._count("miss_blocks_" + miss.name.lower(), len(keys) - found.prefix)
         return self._matcher.answer(found, first, spans, miss)
 
     def _sound(
@@ -62,10 +63,6 @@ class Reader:
             self._state.drop_subtree(int(found.lease.rows[bad]), "checksum")
             self._registry.release(session, [found.lease.id])
 
-    def _count(self, asked: int, found: int, miss: MissReason) -> None:
+    def _count(self, name: str, blocks: int) -> None:
         with self._state.lock:
-            counters = self._state.counters
-            counters["acquire_calls"] += 1
-            counters["hit_blocks"] += found
-            if found < asked:
-                counters["miss_blocks_" + miss.name.lower()] += asked - found
+            self._state.counters[name] += blocks

@@ -71,10 +71,12 @@ class State:
     def unhold(self, rows: IntArray) -> None:
         """Ends a hold; rows that were only kept for it go now."""
         index = self.index
-        index.leases[rows] -= 1
-        going = rows[(index.state[rows] == EVICTING) & (index.leases[rows] == 0)]
-        for row in going.tolist():
-            self._remove(row)
+        left = index.leases[rows] - 1
+        index.leases[rows] = left
+        going = index.state[rows] == EVICTING
+        if np.count_nonzero(going):
+            for row in rows[going & (left == 0)].tolist():
+                self._remove(row)
 
     # --- blocks that go ------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from kvstore.tiers.values import NO_GENERATIONS, NO_OFFSETS, ChainSlice, PutOutc
 
 _ATTEMPTS = 8  # times that one piece of a put makes room before it says NO_SPACE
 _SHIFT = np.uint64(GRANULE.bit_length() - 1)
+_STORED = int(PutOutcome.STORED)
 _UNSTORED = tuple(outcome for outcome in PutOutcome if outcome != PutOutcome.STORED)
 MakeRoom = Callable[["SlotClass | None", int], int]
 
@@ -82,8 +83,8 @@ class Writer:
 
     def _answer(self, session: Session, made: list[Reservation], codes: bytes) -> Reserved:
         with self._state.lock:
-            for outcome in _UNSTORED:
-                if outcome in codes:
+            if codes.count(_STORED) < len(codes):
+                for outcome in _UNSTORED:
                     self._state.counters["put_blocks_" + outcome.name.lower()] += codes.count(outcome)
             if not made:
                 return Reserved(0, codes, NO_OFFSETS, NO_GENERATIONS)
@@ -133,10 +134,10 @@ class Writer:
             )
         size = sum(piece.namespace.cuts[part].length for part in piece.parts)
         room = self._state.holdings.room(piece.session, len(piece.parts), size)
-        outcomes = np.full(len(rows), PutOutcome.STORED, np.uint8)
-        if (rows >= 0).any() or len(rows) > room or (piece.first and parent < 0):
+        outcomes = np.full(len(rows), _STORED, np.uint8)
+        if rows.max() >= 0 or len(rows) > room or (piece.first and parent < 0):
             self._judge(piece, rows.tolist(), parent, room, outcomes)
-        return _Plan(rows, outcomes, parent, np.flatnonzero(outcomes == PutOutcome.STORED))
+        return _Plan(rows, outcomes, parent, np.flatnonzero(outcomes == _STORED))
 
     def _judge(self, piece: _Piece, rows: list[int], parent: int, room: int, outcomes: npt.NDArray[np.uint8]) -> None:
         """Key by key, where not simply all of them are new."""
@@ -199,24 +200,26 @@ class Writer:
         if not count:
             return None
         state, index = self._state, self._state.index
-        self._insert_runs(piece, plan, wanted)
+        new = self._insert_runs(piece, plan, wanted)
         rows = plan.rows[wanted]
         spare = np.zeros((count, len(piece.parts)), np.bool_)
         for at, part in enumerate(piece.parts):
-            spare[:, at] = index.ready[rows] >> np.uint64(part) & np.uint64(1)
-            index.add_parts(rows[~spare[:, at]], part)
+            if new < count:
+                spare[:, at] = index.ready[rows] >> np.uint64(part) & np.uint64(1)
+            index.add_parts(rows if new == count else rows[~spare[:, at]], part)
         state.hold(rows)
         if piece.importance is not None:
             index.importance[rows] = piece.importance[wanted]
         return self._enter(piece, rows, wanted, slots, spare)
 
-    def _insert_runs(self, piece: _Piece, plan: _Plan, wanted: npt.NDArray[np.int64]) -> None:
-        """Inserts those of the wanted keys that are absent, run by run."""
+    def _insert_runs(self, piece: _Piece, plan: _Plan, wanted: npt.NDArray[np.int64]) -> int:
+        """Inserts those of the wanted keys that are absent, run by run: how many."""
         state = self._state
         new = wanted[plan.rows[wanted] < 0]
         if not len(new):
-            return
-        for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1):
+            return 0
+        whole = int(new[-1]) - int(new[0]) + 1 == len(new)
+        for run in [new] if whole else np.split(new, np.flatnonzero(np.diff(new) != 1) + 1):
             start, stop = int(run[0]), int(run[-1]) + 1
             parent = int(plan.rows[start - 1]) if start else plan.parent
             rows = state.index.insert_run(piece.namespace.id, piece.keys[start:stop], parent, piece.first + start)
@@ -224,6 +227,7 @@ class Writer:
             state.policy.inserted(rows, parent, piece.request, piece.appended, time.monotonic())
         piece.namespace.rows += len(new)
         state.writing += len(new)
+        return len(new)
 
     def _enter(
         self, piece: _Piece, rows: IntArray, wanted: npt.NDArray[np.int64], slots: list[Slots],
@@ -231,16 +235,20 @@ class Writer:
     ) -> Reservation:  # fmt: skip
         holdings, session = self._state.holdings, piece.session
         size = len(rows) * sum(piece.namespace.cuts[part].length for part in piece.parts)
-        addresses = np.stack([one.slots for one in slots], axis=1)
+        addresses = _columns([one.slots for one in slots])
         positions = holdings.take(session, addresses.reshape(-1), size)
         reservation = Reservation(
             id=holdings.next_id(), namespace=piece.namespace, parts=piece.parts, keys=piece.keys[wanted],
             parents=_parents(piece)[wanted], blocks=(piece.first + wanted).astype(np.uint32), rows=rows,
-            slots=addresses, generations=np.stack([one.generations for one in slots], axis=1), spare=spare,
+            slots=addresses, generations=_columns([one.generations for one in slots]), spare=spare,
             bytes=size, positions=positions,
         )  # fmt: skip
         session.reservations[reservation.id] = reservation
         return reservation
+
+
+def _columns(parts: list[npt.NDArray[np.uint32]]) -> npt.NDArray[np.uint32]:
+    return parts[0][:, None] if len(parts) == 1 else np.stack(parts, axis=1)
 
 
 def _anchors(plan: _Plan) -> IntArray:
