@@ -94,3 +94,9 @@ def tokens(outputs: list[dict[str, Any]]) -> list[Any]:
 
 def cached(outputs: list[dict[str, Any]]) -> list[int]:
     return [output["cached"] for output in outputs]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Failures are shown when they happen: the whole suite takes long."""
+    if report.failed:
+        print(f"\nFAILED {report.nodeid}\n{report.longreprtext[-4000:]}", flush=True)

@@ -430,3 +430,16 @@ def test_only_our_own_announcements_are_taken() -> None:
 
 def test_request_ids_on_the_wire_are_never_zero() -> None:
     assert all(0 < tag_of(str(i)) < 1 << 64 for i in range(100))
+
+
+# --- the manual
+
+
+def test_the_manual_lists_every_option_with_its_default_and_every_metric() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "vllm.md").read_text()
+    for option in dataclasses.fields(Options):
+        shown = str(option.default).lower() if isinstance(option.default, bool) else option.default
+        default = f"`{shown}`" if shown != "" else "empty"
+        assert f"| `{option.name}` | {default} | {option.metadata['doc']} |" in text
+    for name in [*COUNTERS, *TIMES, *GAUGES]:
+        assert f"kvstore_{name}" in text or f"`_{name}`" in text, name
