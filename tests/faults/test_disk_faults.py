@@ -188,7 +188,7 @@ from tests.unit.nvme.blocks import Blocks, config, opened, until
 from kvstore.tiers.nvme.ticket import Outcome
 place, switch, calls = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 blocks = Blocks()
-with opened(config(place)) as tier:
+with opened(config(place, probe_interval=0.5)) as tier:
     slots = blocks.put_durably(tier, [1, 2, 3])
     switch.touch()
     taken, ticket = blocks.put(tier, [4])

@@ -7,15 +7,16 @@ the restart; sending twice does no harm.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 
+from kvstore.tiers.nvme.batch import Barrier, Batch, packed, release, settle, slots_of, stamped
 from kvstore.tiers.nvme.files import SegmentFiles
-from kvstore.tiers.nvme.format import ENTRY, EntryArray, seal
+from kvstore.tiers.nvme.format import seal
 from kvstore.tiers.nvme.health import Cause, HealthKeeper
 from kvstore.tiers.nvme.index import IndexFailed, IndexGone, IndexProcess, IndexStatus, Meta
 from kvstore.tiers.nvme.index_process import SETTINGS
@@ -23,31 +24,9 @@ from kvstore.tiers.nvme.slots import GENERATION_WINDOW, SlotTable, State
 from kvstore.tiers.nvme.ticket import Outcome, Ticket
 from kvstore.tiers.tier import SlotArray
 
+log = logging.getLogger(__name__)
 GENERATION_KEY = b"generation"
 _RESTART_FIRST, _RESTART_MOST = 0.1, 5.0  # seconds of back-off
-
-
-class Barrier:
-    """Set when everything queued before it was committed, or could not be."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.reason = ""
-
-
-@dataclass
-class _Batch:
-    written: list[tuple[Ticket, int]] = field(default_factory=list)
-    removed: list[SlotArray] = field(default_factory=list)  # slots to be given out again afterwards
-    forgotten: set[int] = field(default_factory=set)  # slots that stay given out
-    stamps: dict[int, int] = field(default_factory=dict)  # last use by slot
-    metas: list[Meta] = field(default_factory=list)
-    barriers: list[Barrier] = field(default_factory=list)
-    synced: bool = False
-
-    def __len__(self) -> int:
-        removed = sum(map(len, self.removed)) + len(self.forgotten)
-        return len(self.written) + removed + len(self.metas) + len(self.stamps)
 
 
 class Committer:
@@ -66,8 +45,8 @@ class Committer:
         self._start_index = start_index
         self._interval, self._entries = interval, entries
         self._changed = threading.Condition()
-        self._queue = _Batch()
-        self._carry: _Batch | None = None  # synced, but the index died before it answered
+        self._queue = Batch()
+        self._carry: Batch | None = None  # synced, but the index died before it answered
         self._oldest = 0.0
         self._kicked = self._stopping = self._detached = False
         self._retry_at, self._backoff = 0.0, _RESTART_FIRST
@@ -175,110 +154,124 @@ class Committer:
                     self._changed.wait(self._pause())
                     continue
             self._step()
-        self._step()
+        for _ in range(2):  # what an index process left behind, then the queue
+            self._step()
         self._end()
 
     def _due(self) -> bool:
-        if self._detached or (self.index is None and time.monotonic() < self._retry_at):
+        index = self.index  # another thread may let go of it
+        if self._detached or (index is None and time.monotonic() < self._retry_at):
             return False
-        if self.index is None or not self.index.alive:
+        if index is None or not index.alive:
             return True
         if time.monotonic() < self._retry_at:
             return False
         waiting = len(self._queue.written) >= self._entries or (
             self._oldest > 0 and time.monotonic() - self._oldest >= self._interval
         )
-        return self._kicked or waiting or self._carry is not None
+        return not self._blocked() and (self._kicked or waiting or self._carry is not None)
+
+    def _blocked(self) -> bool:
+        """Nothing can be committed now, however long one waits."""
+        index = self.index
+        return self._detached or (index is not None and index.hello.readonly)
 
     def _pause(self) -> float:
         now = time.monotonic()
         if self._retry_at > now:
             return self._retry_at - now
-        return max(0.001, self._oldest + self._interval - now) if self._oldest else 1.0
+        waits = self._oldest > 0 and not self._blocked()
+        return max(0.001, self._oldest + self._interval - now) if waits else 1.0
 
     def _step(self) -> None:
         """One commit, starting the index process first when it is not there."""
-        if self._detached:
-            return
-        if self.index is not None and not self.index.alive:
-            self._lost_index(IndexGone("the index process died"))
-        if self.index is None and not self._restart_index():
+        index = self.index
+        if index is not None and not index.alive:
+            self._lost_index(index, "the index process died")
+            index = None
+        if self._detached or (index is None and not self._restart_index()) or self._blocked():
             return
         batch = self._take()
-        if not batch.synced:
-            self._sync(batch)
-        self._commit(batch)
+        try:
+            if not batch.synced:
+                self._sync(batch)
+            self._commit(batch)
+        except Exception as error:
+            log.exception("a commit of the NVMe tier failed: this is a bug")
+            self._give_up(batch, repr(error))
 
-    def _take(self) -> _Batch:
+    def _take(self) -> Batch:
         if self._carry is not None:
             batch, self._carry = self._carry, None
             return batch
         with self._changed:
-            batch, self._queue = self._queue, _Batch()
+            batch, self._queue = self._queue, Batch()
             self._oldest, self._kicked = 0.0, False
         return batch
 
-    def _sync(self, batch: _Batch) -> None:
+    def _sync(self, batch: Batch) -> None:
         """Syncs the segments that the batch wrote to; entries of those that fail are failed."""
         batch.synced = True
         if not batch.written:
             return
-        slots = np.array([ticket.entries[at]["slot"] for ticket, at in batch.written], np.uint32)
+        slots = slots_of(batch.written)
         failed = self._files.sync(self._slots.segments_of(slots))
         for error in failed.values():
             self._health.io_error(error, write=True)
         if failed:
             lost = np.isin(slots // self._slots.segment_granules, list(failed))
-            reason = f"sync failed: {next(iter(failed.values()))}"
-            _settle([pair for pair, gone in zip(batch.written, lost, strict=True) if gone], Outcome.FAILED, reason)
-            batch.written = [pair for pair, gone in zip(batch.written, lost, strict=True) if not gone]
-            for barrier in batch.barriers:
-                barrier.reason = reason
+            batch.fail(lost.tolist(), f"sync failed: {next(iter(failed.values()))}")
 
-    def _commit(self, batch: _Batch) -> None:
-        puts = _entries(batch.written)
-        removed = np.concatenate([*batch.removed, np.array(sorted(batch.forgotten), np.uint32)]).astype(">u4")
-        limit = self._next_limit()
+    def _commit(self, batch: Batch) -> None:
+        puts, removed, limit, index = packed(batch.written), batch.removals(), self._next_limit(), self.index
         metas = [*batch.metas, Meta(SETTINGS, GENERATION_KEY, str(limit).encode())] if limit else batch.metas
         try:
+            if index is None:
+                raise IndexGone("the disk is let go of")
             if len(puts) or len(removed) or metas or batch.stamps:
-                assert self.index is not None
-                puts = np.concatenate([_stamped(self.index, batch.stamps), puts])
-                self.status = self.index.commit(seal(puts).tobytes(), removed.tobytes(), metas)
+                puts = np.concatenate([stamped(index, batch.stamps), puts])
+                self.status = index.commit(seal(puts).tobytes(), removed.astype(">u4").tobytes(), metas)
                 self.commits += 1
         except IndexGone as error:
-            self._carry = batch
-            self._lost_index(error)
-            return
+            self._unanswered(batch, index, str(error))
         except IndexFailed as error:
-            self._refused(batch, error)
-            return
-        self._committed(batch, limit)
+            self._refused(batch, index, error)
+        else:
+            self._committed(batch, limit)
 
-    def _committed(self, batch: _Batch, limit: int) -> None:
+    def _committed(self, batch: Batch, limit: int) -> None:
         self._backoff, self._retry_at = _RESTART_FIRST, 0.0
         if limit:
             self._slots.generation_limit = limit
         if batch.removed:
             self._slots.release(np.concatenate(batch.removed))
         self._health.clear(Cause.INDEX, Cause.INDEX_FULL)
-        _settle(batch.written, Outcome.DURABLE)
-        _release(batch.barriers)
+        settle(batch.written, Outcome.DURABLE)
+        release(batch.barriers)
 
-    def _refused(self, batch: _Batch, error: IndexFailed) -> None:
+    def _refused(self, batch: Batch, index: IndexProcess | None, error: IndexFailed) -> None:
         """A full disk: removals wait for space. Anything else: the process ends, and the batch is sent again."""
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            self._carry = batch
             self._health.io_error(OSError(error.errno, str(error)), write=True)
-            self._lost_index(IndexGone(f"index: {error}"))
+            self._unanswered(batch, index, f"index: {error}")
             return
         self._health.trouble(Cause.INDEX_FULL, f"index: {error}")
+        self._give_up(batch, str(error))
+
+    def _unanswered(self, batch: Batch, index: IndexProcess | None, reason: str) -> None:
+        """Whether it was committed is not known: it is sent again, unless the disk was let go of."""
         with self._changed:
-            queue = self._queue
-            queue.removed[:0], queue.metas[:0] = batch.removed, batch.metas
-            queue.forgotten |= batch.forgotten
-        _settle(batch.written, Outcome.FAILED, str(error))
-        _release(batch.barriers, str(error))
+            keep = not self._detached
+            self._carry = batch if keep else None
+        if keep:
+            self._lost_index(index, reason)
+        else:
+            self._give_up(batch, reason)
+
+    def _give_up(self, batch: Batch, reason: str) -> None:
+        with self._changed:
+            batch.requeue(self._queue)
+        batch.give_up(reason)
         self._back_off()
 
     def _next_limit(self) -> int:
@@ -290,20 +283,25 @@ class Committer:
 
     def _restart_index(self) -> bool:
         try:
-            self.index = self._start_index()
+            index = self._start_index()
         except (IndexGone, IndexFailed, OSError) as error:
-            self._lost_index(IndexGone(str(error)))
+            self._lost_index(None, str(error))
             return False
-        self.status = self.index.hello
-        if self.index.hello.readonly:
+        with self._changed:
+            self.index = None if self._detached else index
+        if self.index is None:  # let go of while it started
+            index.kill()
+            return False
+        self.status = index.hello
+        if index.hello.readonly:
             self._health.trouble(Cause.READ_ONLY, "the index can only be read")
         self._health.clear(Cause.INDEX)
         return True
 
-    def _lost_index(self, error: IndexGone) -> None:
-        self._health.trouble(Cause.INDEX, str(error))
-        if self.index is not None:
-            self.index.kill()
+    def _lost_index(self, index: IndexProcess | None, reason: str) -> None:
+        self._health.trouble(Cause.INDEX, reason)
+        if index is not None:
+            index.kill()
             self.index = None
             self.restarts += 1
         self._back_off()
@@ -319,19 +317,14 @@ class Committer:
         with self._changed:
             self._detached = True
             index, self.index = self.index, None
-            lost, self._carry = self._carry, None
+            lost, self._carry = self._carry or Batch(), None
             waiting, self._queue.written = self._queue.written, []
             barriers, self._queue.barriers = self._queue.barriers, []
-            if lost is not None:
-                waiting += lost.written
-                barriers += lost.barriers
-                self._queue.removed[:0] = lost.removed
-                self._queue.forgotten |= lost.forgotten
-                self._queue.metas[:0] = lost.metas
+            lost.written, lost.barriers = lost.written + waiting, lost.barriers + barriers
+            lost.requeue(self._queue)
         if index is not None:
             index.kill()
-        _settle(waiting, Outcome.FAILED, "the disk failed")
-        _release(barriers, "the disk failed")
+        lost.give_up("the disk failed")
 
     def attach(self) -> None:
         """The disk is back: the thread starts the index process again, and bad slots are tried again."""
@@ -359,34 +352,3 @@ class Committer:
             self.index.close()
             self.index = None
         self.detach()
-
-
-def _entries(written: Sequence[tuple[Ticket, int]]) -> EntryArray:
-    out: EntryArray = np.empty(len(written), ENTRY)
-    for at, (ticket, position) in enumerate(written):
-        out[at] = ticket.entries[position]
-    return out
-
-
-def _stamped(index: IndexProcess, stamps: dict[int, int]) -> EntryArray:
-    """The entries there are of these slots, with the new stamps. Puts and removals of the same commit go over them."""
-    if not stamps:
-        return np.empty(0, ENTRY)
-    entries: EntryArray = np.frombuffer(index.get(np.array(list(stamps), ">u4").tobytes()), ENTRY).copy()
-    entries["stamp"] = [stamps[slot] for slot in entries["slot"].tolist()]
-    return entries
-
-
-def _settle(written: Sequence[tuple[Ticket, int]], outcome: Outcome, reason: str = "") -> None:
-    by_ticket: dict[int, tuple[Ticket, list[int]]] = {}
-    for ticket, position in written:
-        by_ticket.setdefault(id(ticket), (ticket, []))[1].append(position)
-    for ticket, positions in by_ticket.values():
-        ticket.settle(positions, outcome, reason)
-
-
-def _release(barriers: list[Barrier], reason: str = "") -> None:
-    for barrier in barriers:
-        barrier.reason = barrier.reason or reason
-        barrier.done.set()
-    barriers.clear()

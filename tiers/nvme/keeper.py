@@ -134,9 +134,9 @@ class Keeper:
         if not self._health.causes:
             self._calm_since = self._calm_since or now
             return
-        if self._calm_since and now - self._calm_since > _CALM:
-            self._backoff = self._first
-        self._calm_since = 0.0
+        if self._calm_since:  # new trouble; after a long calm, probing starts quick again
+            self._backoff = self._first if now - self._calm_since > _CALM else self._backoff
+            self._calm_since, self._probe_at = 0.0, now + self._backoff
         if now >= self._probe_at:
             self._probe()
             self._backoff = min(2 * self._backoff, _MOST_BACKOFF)

@@ -81,10 +81,12 @@ class NvmeTier(Tier):
     def __init__(self, config: NvmeConfig, on_health: Callable[[Health], None] = lambda health: None) -> None:
         if importlib.util.find_spec("lmdb") is None:
             raise ConfigError("the NVMe tier needs the library lmdb: pip install 'kvstore-llm[node]'")
+        self._recovered = False
         self.config = config
         self._directory = NvmeDirectory(config.directory, config.node_id, config.segment_size())
         segment_bytes = self._directory.format.segment_bytes  # of an existing directory: as it was made
-        self._health = HealthKeeper(on_health)
+        self._on_health = on_health
+        self._health = HealthKeeper(self._health_changed)
         self._files = SegmentFiles(config.directory, segment_bytes)
         self._slots = SlotTable(max(1, config.capacity_bytes // segment_bytes), segment_bytes)
         self.namespace_table = NamespaceTable()
@@ -102,9 +104,9 @@ class NvmeTier(Tier):
         self._scrubber = Scrubber(
             self._pool, self._files, self._slots, self._health, self._mover.counters, config.scrub_bytes
         )
-        self._tickets: set[Ticket] = set()
+        self._tickets: set[Ticket] = set()  # not settled yet
+        self._failed = ""  # why something was not made durable since the last sync
         self._tickets_lock = threading.Lock()
-        self._recovered = False
 
     def _start_index(self) -> IndexProcess:
         return IndexProcess(self._directory.index, self._directory.lock_fd, self.config.index_timeout)
@@ -189,8 +191,7 @@ class NvmeTier(Tier):
         slots = self._slots.allocate(slot_bytes, chunks, count if self.accepting else 0)
         if len(slots.slots) < count and self._recovered:
             self._keeper.kick()
-            if self._slots.limbo:
-                self._committer.kick()
+            self._committer.kick()
         return slots
 
     def free(self, slots: SlotArray) -> None:
@@ -265,15 +266,16 @@ class NvmeTier(Tier):
     def sync(self) -> None:
         """Raises OSError when something recorded since the last sync did not become durable."""
         with self._tickets_lock:
-            tickets, self._tickets = self._tickets, set()
+            tickets = list(self._tickets)
         for ticket in tickets:
             ticket.wait_written(self.config.index_timeout)
         barrier = self._committer.barrier()
         if not barrier.done.wait(self.config.index_timeout) or barrier.reason:
             raise OSError(errno.EIO, f"the NVMe tier is not synced: {barrier.reason or self._health.health.reason}")
-        failed = [ticket.reason for ticket in tickets if not ticket.durable]
+        with self._tickets_lock:
+            failed, self._failed = self._failed, ""
         if failed:
-            raise OSError(errno.EIO, f"the NVMe tier is not synced: {failed[0]}")
+            raise OSError(errno.EIO, f"the NVMe tier is not synced: {failed}")
 
     def _run(
         self,
@@ -325,11 +327,16 @@ class NvmeTier(Tier):
                 )
 
     def _settled(self, ticket: Ticket) -> None:
-        if ticket.durable:
-            with self._tickets_lock:
-                self._tickets.discard(ticket)
+        with self._tickets_lock:
+            self._tickets.discard(ticket)
+            self._failed = self._failed or ticket.reason
 
     # --- care ------------------------------------------------------------------------------------------------
+
+    def _health_changed(self, health: Health) -> None:
+        if self._recovered:
+            self._keeper.kick()
+        self._on_health(health)
 
     @property
     def health(self) -> Health:

@@ -99,7 +99,7 @@ class Blocks:
 def config(directory: Path, capacity: int = 32 * MIB, **changes: object) -> NvmeConfig:
     """Small segments, quick commits and probes, no scrubber."""
     base = NvmeConfig(directory, capacity, "n1", segment_bytes=MIB, io_threads=3, commit_interval=0.02, scrub_bytes=0)
-    return replace(base, probe_interval=0.05, **changes)  # type: ignore[arg-type]
+    return replace(base, **{"probe_interval": 0.05, **changes})  # type: ignore[arg-type]
 
 
 @contextmanager
