@@ -9,9 +9,9 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -29,16 +29,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from . import stats as counters
 from .adapters import AdapterDigests
 from .descriptor import RankFacts
+from .engine import ask_for_amx, fresh_pages, make_pages, version_refusals
 from .gather import Gatherer
+from .hooks import hook
 from .messages import StepPlan, WorkerReport
 from .options import Options
-from .pages import HostPages, UnsupportedPages
+from .pages import UnsupportedPages
 from .scheduler_side import SchedulerSide
 from .worker_side import WorkerSide, page_tables
 
 LOG = logging.getLogger("vllm.kvstore")
-OLDEST = (0, 31)
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass
@@ -86,7 +86,7 @@ class KVStoreMetrics(KVConnectorPromMetrics):
         for names, make in (
             (counters.COUNTERS, self._counter_cls),
             (counters.GAUGES, self._gauge_cls),
-            (counters.TIMES, functools.partial(self._histogram_cls, buckets=BUCKETS)),
+            (counters.TIMES, functools.partial(self._histogram_cls, buckets=counters.BUCKETS)),
         ):
             for name, text in names.items():
                 labels = labelnames + ([counters.LABELS[name]] if name in counters.LABELS else [])
@@ -104,31 +104,6 @@ class KVStoreMetrics(KVConnectorPromMetrics):
             else:
                 for seconds in value:
                     metric.observe(seconds)
-
-
-BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-def hook(otherwise: Callable[[], Any] = lambda: None) -> Callable[[F], F]:
-    """Catches everything, counts CPU seconds. ``otherwise`` gives the answer after an exception."""
-
-    def wrap(method: F) -> F:
-        name = method.__name__
-
-        @functools.wraps(method)
-        def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-            began = time.thread_time()
-            try:
-                return method(self, *args, **kwargs)
-            except Exception:  # an exception in a hook would end the engine
-                self._hook_failed(name)
-                return otherwise()
-            finally:
-                self._stats.add("hook_cpu_seconds", time.thread_time() - began)
-
-        return guarded  # type: ignore[return-value]
-
-    return wrap
 
 
 class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
@@ -380,35 +355,6 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 HOST = getattr(getattr(base, "CacheHitSource", None), "HOST", None)
 
 
-def make_pages(device: str, caches: dict[str, Any], layers: dict[int, list[str]], num_blocks: int) -> Any:
-    if device == "cpu":
-        return HostPages(caches, layers, num_blocks)
-    if device == "cuda":
-        from .device_pages import DevicePages
-
-        return DevicePages(caches, layers, num_blocks)
-    raise UnsupportedPages(f"KV caches on device {device} are not supported")
-
-
-def ask_for_amx() -> None:
-    """vLLM's CPU attention uses AMX tiles, but only torch's large matrix products ask the kernel for them. Where the
-    first step of an engine decodes one token behind a loaded prompt, the worker would die of an illegal instruction."""
-    try:
-        import torch
-
-        torch.cpu._init_amx()
-    except Exception as error:
-        LOG.debug("kvstore: no AMX: %s", error)
-
-
-def fresh_pages(output: Any) -> set[int]:
-    """Pages given out in this step, of all groups."""
-    found = {page for new in output.scheduled_new_reqs for table in new.block_ids for page in table}
-    for tables in output.scheduled_cached_reqs.new_block_ids:
-        found.update(page for table in tables or () for page in table)
-    return found
-
-
 def cpu_isa(vllm_config: Any, spec: Any) -> str:
     """Instruction set of vLLM's CPU attention: it decides how K lies in a page."""
     if getattr(spec, "kv_cache_specs", None):
@@ -435,11 +381,3 @@ def hash_probe(algorithm: str) -> str | None:
         return None
     hasher = get_hash_fn_by_name(algorithm)
     return bytes(kv_cache_utils.hash_block_tokens(hasher, None, (1, 2, 3, 4), None)).hex()[:32]
-
-
-def version_refusals(version: str) -> tuple[str, ...]:
-    """vLLM before 0.31 hashes blocks differently (before 0.29 at random in each process)."""
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if len(numbers) == 2 and (0, 1) < numbers < OLDEST:
-        return (f"vLLM {version} is too old, its block hashes are not the same in every process; use 0.31 or newer",)
-    return ()

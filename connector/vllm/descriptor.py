@@ -247,3 +247,12 @@ def own_parts(spec: NamespaceSpec, rank: RankFacts, head_parts: int) -> tuple[Ow
 def needed_groups(spec: NamespaceSpec) -> tuple[int, ...]:
     """Groups of kind prefix."""
     return tuple(sorted({int(part.group[1:]) for part in spec.parts if part.kind == "prefix"}))
+
+
+def window_parts(spec: NamespaceSpec) -> dict[int, list[int]]:
+    """Window groups of a namespace and the positions of their parts."""
+    found: dict[int, list[int]] = {}
+    for index, part in enumerate(spec.parts):
+        if part.kind == "window":
+            found.setdefault(int(part.group[1:]), []).append(index)
+    return found

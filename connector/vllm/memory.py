@@ -76,3 +76,20 @@ class SaveMemory:
         where.move_to_end(key)
         while len(where) > self._bound:
             where.popitem(last=False)
+
+
+class Copying:
+    """Pages that a save still copies out: whoever gets them next must let the copy go first."""
+
+    def __init__(self) -> None:
+        self._pages: set[int] = set()
+
+    def begin(self, pages: Iterable[int]) -> None:
+        self._pages.update(pages)
+
+    def end(self, pages: Iterable[int]) -> None:
+        self._pages.difference_update(pages)
+
+    def touched_by(self, fresh: set[int]) -> bool:
+        """Whether a page given out now is still being copied."""
+        return not self._pages.isdisjoint(fresh)

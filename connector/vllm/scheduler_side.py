@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore.core.keys import KEY_BYTES
 from kvstore.core.namespace import NamespaceSpec
 
-from . import descriptor
 from .breaker import Breaker
-from .descriptor import Fields, RankFacts, Refused
+from .descriptor import RankFacts, window_parts
+from .identity import Identity
 from .link import Link
 from .lookup import DONE, Lookup, Lookups
-from .memory import FailureMemory, SaveMemory
+from .memory import Copying, FailureMemory, SaveMemory
 from .messages import LoadEnd, LoadOp, SaveOp, StepPlan, WorkerReport
 from .options import Options
 from .planner import LoadRun, full_blocks, hit_limit, plan_load, plan_saves, usable_hit
 from .rates import Rates
 from .stats import Recorder
-from .track import Handoff, Track, handoff_of, tag_of
+from .track import Track, announcement, handoff_of, tag_of
 
-PROBE_S = 120.0  # how long the engine may take until its hashing is set up
 BAD_BLOCK = ("checksum",)  # reasons that say that the block itself is bad
 OUTAGE = ("unavailable", "deadline", "session", "backoff")  # reasons that say that the node is
 
@@ -48,86 +45,45 @@ class SchedulerSide:
         self.options, self.stats = options, stats
         self._loads = loads and options.load != "never"
         self._saves = saves and options.save != "none"
-        self._hash_algorithm, self._probe = hash_algorithm, probe
         self._log = logging.getLogger("vllm.kvstore")
         self._breaker = Breaker("scheduler", options.breaker_seconds, log=self._log)
         self._link = Link(options, self._breaker, self._log, self._opened, make_client)
+        self._identity = Identity(options, hash_algorithm, probe, refusals, stats, self._link.open)
         self._lookups = Lookups(
             self._link, self._breaker, options.max_lookups, options.stall_timeout_s, window_parts, 2, hold
         )
-        self._ranks: dict[tuple[int, int], RankFacts] = {}
-        self._geometry: Any = None
-        self._spec: NamespaceSpec | None = None
-        self._refusals = tuple(refusals)
-        self.refused = ""
-        self._generation = options.weights_generation
-        self._describing = False
-        self._announce = False  # the namespace must be told to the workers
         self._tracks: dict[str, Track] = {}
         self._pending: list[LoadOp] = []
         self._forget: list[str] = []
         self._failures, self._saved_keys = FailureMemory(), SaveMemory()
         self.rates = Rates()
-        self._copying: set[int] = set()
+        self._copying = Copying()
         self._fresh: set[int] = set()
         self._step: tuple[float, int] | None = None  # (start, prompt tokens) of the step in flight
 
-    # --- start-up
-
     def add_ranks(self, ranks: Mapping[tuple[int, int], RankFacts]) -> None:
-        """Descriptions of workers, by handshake or report. Opens the namespace once all are there."""
-        if self._describing or not ranks:
-            return
-        self._ranks.update(ranks)
-        first = next(iter(self._ranks.values()))
-        if len(self._ranks) >= first.tp_size * first.pp_size:
-            self._describing = True
-            threading.Thread(target=self._describe, name="kvstore-describe", daemon=True).start()
+        """Descriptions of workers, by handshake or report."""
+        self._identity.add_ranks(ranks)
 
-    def _describe(self) -> None:
-        end = time.monotonic() + PROBE_S
-        try:
-            while (probe := self._probe()) is None and time.monotonic() < end:
-                time.sleep(0.002)
-            if probe is None:
-                raise Refused("the engine's block hashing was not set up")
-            self._build(probe)
-        except Refused as error:
-            self._refuse(str(error))
-        except Exception as error:
-            self._log.exception("kvstore: the namespace could not be described")
-            self._refuse(f"the namespace could not be described: {error}")
+    @property
+    def refused(self) -> str:
+        """Why caching is off for this engine; empty when it is not."""
+        return self._identity.refused
 
-    def _build(self, probe: str) -> None:
-        if self._refusals:
-            raise Refused("; ".join(self._refusals))
-        options = self.options
-        fields = Fields(self._hash_algorithm, probe, options.tenant, self._generation, options.head_parts)
-        spec = descriptor.build(self._ranks, fields)
-        self._geometry = descriptor.geometry(next(iter(self._ranks.values())))
-        self._needed = descriptor.needed_groups(spec)
-        self._use(spec)
+    @property
+    def _spec(self) -> NamespaceSpec | None:
+        return self._identity.spec
 
-    def _use(self, spec: NamespaceSpec) -> None:
-        self._spec, self._announce = spec, True
-        self._link.open(spec)
+    @property
+    def _geometry(self) -> Any:
+        return self._identity.geometry
 
-    def _refuse(self, why: str) -> None:
-        self.stats.gauge("namespace_open", -1, "scheduler")
-        self._log.error("kvstore: caching is off for this engine: %s", why)
-        self.refused = why
+    @property
+    def _root(self) -> bytes:
+        return self._identity.root
 
     def _opened(self, namespace: Any, spec: NamespaceSpec) -> None:
-        """Says what was opened, and which field differs when an engine of the same model wrote other blocks."""
-        self._log.info("kvstore: namespace %s open at %s", spec.root.hex(), self.options.target)
-        differs = [str(name) for name in getattr(namespace, "differs", ()) or ()]
-        if differs:
-            nearest = getattr(namespace, "nearest_root", b"") or b""
-            self._log.warning(
-                "kvstore: the node holds no blocks of this engine's namespace; the nearest one of %s (%s) differs in: "
-                "%s. Blocks stored there cannot be used here, so expect no hits until this engine has stored its own",
-                spec.model, bytes(nearest).hex(), ", ".join(differs),
-            )  # fmt: skip
+        self._identity.explain(namespace, spec)
 
     # --- requests
 
@@ -274,11 +230,6 @@ class SchedulerSide:
         track.saved = max(track.saved, end)
         self._fresh.update(page for run in runs for page in run.pages)
 
-    @property
-    def _root(self) -> bytes:
-        assert self._spec is not None
-        return self._spec.root
-
     def refuse_load(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
         """A promise that cannot be kept: every page is reported as not loaded."""
         pages = tuple(page for page in tables[0] if page) if tables else ()
@@ -297,11 +248,11 @@ class SchedulerSide:
         ``steps``: (request, tokens computed before, tokens scheduled). ``tables(request)``: its block tables after
         allocation. ``fresh``: pages given out in this step.
         """
-        plan = StepPlan(acknowledged=self._describing)
+        plan = StepPlan(acknowledged=self._identity.known)
         plan.loads, self._pending = self._pending, []
         plan.forget, self._forget = self._forget, []
-        if self._announce and self._spec is not None:
-            plan.namespace, self._announce = self._spec.canonical(), False
+        if self._identity.untold and self._spec is not None:
+            plan.namespace, self._identity.untold = self._spec.canonical(), False
         for op in plan.loads:
             self._send_keys(plan, op.request, op.end)
         prompt = 0
@@ -312,7 +263,10 @@ class SchedulerSide:
                 prompt += scheduled if computed < track.request.num_prompt_tokens else 0
                 self._plan_saves(plan, track, computed, scheduled, tables)
         self._step = (time.monotonic(), prompt)
-        self._fence(plan, fresh)
+        plan.fence = self._copying.touched_by(fresh | self._fresh)
+        self._fresh = set()
+        if self._identity.on_device:
+            self._copying.begin(page for op in plan.saves for pages in op.run.pages for page in pages)
         return plan
 
     def _send_keys(self, plan: StepPlan, request_id: str, end: int) -> None:
@@ -343,7 +297,7 @@ class SchedulerSide:
             self.stats.add("dropped_tokens", (end - first) * geometry.unit, "gap")
             return
         runs, planned = plan_saves(
-            geometry, first, end, found, lambda block: self._saved_keys.sent(track.key(block)), self._needed
+            geometry, first, end, found, lambda block: self._saved_keys.sent(track.key(block)), self._identity.needed
         )
         track.gap = planned < end
         track.saved = planned
@@ -352,14 +306,6 @@ class SchedulerSide:
             self._saved_keys.send(track.key_list(run.first, last))
             self._send_keys(plan, track.id, last)
             plan.saves.append(SaveOp(track.id, run, track.tag, (last - track.found) * geometry.unit))
-
-    def _fence(self, plan: StepPlan, fresh: set[int]) -> None:
-        """Pages given out while an earlier save still copies them: the workers let the copy go first."""
-        if self._copying:
-            plan.fence = not self._copying.isdisjoint(fresh | self._fresh)
-        self._fresh = set()
-        if any(rank.shared.get("device", "cpu") != "cpu" for rank in self._ranks.values()):
-            self._copying.update(page for op in plan.saves for pages in op.run.pages for page in pages)
 
     def step_done(self, report: WorkerReport | None, received: Sequence[str]) -> None:
         """Outputs of a step arrived."""
@@ -373,11 +319,11 @@ class SchedulerSide:
             return
         if report.ranks:
             self.add_ranks(report.ranks)
-        self._announce = self._announce or report.lost_namespace
+        self._identity.untold = self._identity.untold or report.lost_namespace
         if report.lost_namespace:
             for track in self._tracks.values():
                 track.sent = 0
-        self._copying.difference_update(report.copied)
+        self._copying.end(report.copied)
         self._saved_keys.dropped(report.dropped)
         for end in report.loads:
             self._load_ended(end)
@@ -421,17 +367,10 @@ class SchedulerSide:
         params = getattr(request, "kv_transfer_params", None)
         if not isinstance(params, Mapping) or not params.get("do_remote_decode"):
             return None
-        return self._handoff(track, params)
-
-    def _handoff(self, track: Track, params: Mapping[str, Any]) -> dict[str, Any]:
-        """NIXL's convention for routers, with what the decode engine needs to find the blocks in the store."""
-        blocks = 0 if self._spec is None else min(track.saved, track.request.num_prompt_tokens // self._geometry.unit)
-        known = Handoff(blocks, self._root.hex() if self._spec else "", self._node())
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "kvstore": {"blocks": known.blocks, "namespace": known.namespace, "node": known.node},
-        }
+        if self._spec is None:
+            return announcement(0, "", self._node())
+        blocks = min(track.saved, request.num_prompt_tokens // self._geometry.unit)
+        return announcement(blocks, self._root.hex(), self._node())
 
     def _node(self) -> str:
         """The holding node: its id and address as far as the client knows them."""
@@ -442,15 +381,11 @@ class SchedulerSide:
 
     def reset(self) -> bool:
         """The weights may have changed: a new namespace. Requests under way are neither loaded nor saved any more."""
-        self._generation = f"{self.options.weights_generation}+{uuid.uuid4().hex}"
         for track in self._tracks.values():
             track.may_load = track.may_save = False
             track.drop_lookup()
         self._saved_keys.clear()
-        if self._spec is not None:
-            probe = self._spec.extra["hash_probe"]
-            self._build(probe)
-            self._log.info("kvstore: cache reset: a new weights generation, namespace %s", self._root.hex())
+        self._identity.rotate()
         return True
 
     def gauges(self) -> None:
@@ -463,12 +398,3 @@ class SchedulerSide:
             track.drop_lookup()
         self._lookups.close()
         self._link.close()
-
-
-def window_parts(spec: NamespaceSpec) -> dict[int, list[int]]:
-    """Window groups of a namespace and the positions of their parts."""
-    found: dict[int, list[int]] = {}
-    for index, part in enumerate(spec.parts):
-        if part.kind == "window":
-            found.setdefault(int(part.group[1:]), []).append(index)
-    return found

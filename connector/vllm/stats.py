@@ -44,6 +44,7 @@ LABELS: dict[str, str] = {
     "breaker_state": "half",
     "namespace_open": "half",
 }
+BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 MAX_TIMES = 1000  # observations kept between two collections
 
 

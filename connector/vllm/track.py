@@ -92,3 +92,12 @@ def handoff_of(params: Mapping[str, Any] | None) -> Handoff | None:
     if not isinstance(blocks, int) or not 0 <= blocks <= 1 << 24:
         return None
     return Handoff(blocks, str(ours.get("namespace", "")), str(ours.get("node", "")))
+
+
+def announcement(blocks: int, namespace: str, node: str) -> dict[str, Any]:
+    """NIXL's convention for routers, with what a decode engine needs to find the blocks in the store."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "kvstore": {"blocks": blocks, "namespace": namespace, "node": node},
+    }
