@@ -93,6 +93,7 @@ def row(
         less = unit in LESS_IS_BETTER
         medians = {way: statistics.median(times) for way, times in ceilings.items()}
         params["ceiling"] = way = (min if less else max)(medians, key=medians.__getitem__)
+        params["ceilings"] = medians
         ceiling = medians[way]
         share = ceiling / value if less else value / ceiling
     return Row(case, params, value, unit, ceiling, share, min(runs), max(runs), len(runs))

@@ -11,7 +11,7 @@ def test_a_rate_is_compared_with_the_best_way_of_the_machine() -> None:
     found = row("a", "GB/s", [3.0, 1.0, 2.0], ceilings={"slow": [1.0, 9.0, 1.0], "fast": [4.0, 4.0, 4.0]})
     assert (found.value, found.ceiling, found.share) == (2.0, 4.0, 0.5)
     assert (found.min, found.max, found.runs) == (1.0, 3.0, 3)
-    assert found.params["ceiling"] == "fast"
+    assert found.params == {"ceiling": "fast", "ceilings": {"slow": 1.0, "fast": 4.0}}
 
 
 def test_a_duration_at_twice_the_ceiling_has_half_the_share() -> None:
