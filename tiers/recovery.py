@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.tiers.bulk import insert_many
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.index import READY
 from kvstore.tiers.leases import Lease
@@ -139,47 +140,20 @@ def _first_of_its_kind(entries: Entries, blocks: _Blocks) -> Mask:
 def _insert(state: State, entries: Entries, blocks: _Blocks) -> IntArray:
     """Row of each block, -1 for those that are not sound (or have no room in the index)."""
     rows = np.full(len(blocks.entry), -1, np.int64)
-    runs = _runs(entries, blocks)
-    numbers = entries.namespaces[blocks.entry]
-    for run in runs:  # by depth of their first block: parents come first
-        above = int(blocks.parent[run[0]])
-        parent = int(rows[above]) if above >= 0 else -1
-        if (above >= 0 and parent < 0) or len(state.index) + len(run) > state.index.max_blocks:
-            blocks.sound[run] = False
-            continue
-        chosen = blocks.entry[run]
-        rows[run] = state.index.insert_run(
-            int(numbers[run[0]]), entries.keys[chosen], parent, int(entries.blocks[chosen[0]])
-        )
-    _tell_policy(state, blocks, [run for run in runs if blocks.sound[run[0]]], rows)
+    depth = entries.blocks[blocks.entry]
+    chosen = np.flatnonzero(blocks.sound)
+    chosen = chosen[np.argsort(depth[chosen], kind="stable")]  # parents first: where the index ends, chains end
+    chosen = chosen[: state.index.max_blocks - len(state.index)]
+    place = np.full(len(blocks.entry), -1, np.int64)
+    place[chosen] = np.arange(len(chosen))
+    above = blocks.parent[chosen]
+    which = blocks.entry[chosen]
+    parents = np.where(above >= 0, place[above], -1)
+    rows[chosen] = insert_many(state.index, entries.namespaces[which], entries.keys[which], parents, depth[chosen])
+    ages = np.maximum(time.time() - blocks.stamp[chosen].astype(np.float64), 0.0)
+    order = np.lexsort((-depth[chosen].astype(np.int64), -ages))
+    state.policy.restored(rows[chosen[order]], ages[order], time.monotonic())
     return rows
-
-
-def _runs(entries: Entries, blocks: _Blocks) -> list[IntArray]:
-    """Sound blocks cut into runs of one chain and one stamp, by depth of their first block."""
-    sound = np.flatnonzero(blocks.sound)
-    above = blocks.parent[sound]
-    joined = (above >= 0) & (blocks.stamp[above] == blocks.stamp[sound])
-    after = np.full(len(blocks.entry), -1, np.int64)
-    after[above[joined]] = sound[joined]  # of several children one goes on with the run
-    heads = sound[~(joined & (after[above] == sound))]
-    heads = heads[np.argsort(entries.blocks[blocks.entry[heads]], kind="stable")]
-    follow, found = after.tolist(), []
-    for head in heads.tolist():
-        run = [head]
-        while (head := follow[head]) >= 0:
-            run.append(head)
-        found.append(np.array(run, np.int64))
-    return found
-
-
-def _tell_policy(state: State, blocks: _Blocks, runs: list[IntArray], rows: IntArray) -> None:
-    """In order of last use, with the times they had."""
-    wall, now = time.time(), time.monotonic()
-    for run in sorted(runs, key=lambda run: int(blocks.stamp[run[0]])):
-        above = int(blocks.parent[run[0]])
-        parent = int(rows[above]) if above >= 0 else -1
-        state.policy.inserted(rows[run], parent, 0, 0, now - max(0.0, wall - float(blocks.stamp[run[0]])))
 
 
 def _place(state: State, entries: Entries, keep: Mask, rows: IntArray) -> None:

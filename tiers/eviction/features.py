@@ -110,6 +110,15 @@ class Features:
         ended = was_open and not known.open and known.seen != NEVER
         return max(known.since - known.seen, 0.0) if ended else NEVER
 
+    def restored(self, rows: IntArray) -> None:
+        """Rows of which nothing is known but that they are here."""
+        self.turn[rows], self.references[rows], self.appended[rows] = 0, 1, 0
+        numbers = self.index.namespace[rows]
+        for number in np.unique(numbers):
+            mine = rows[numbers == number]
+            self._units += int(np.count_nonzero(self.index.block[mine] % self._stride(int(mine[0])) == 0))
+        self._peak = max(self._peak, self._units)
+
     def removed(self, row: int, last: float) -> None:
         """Keeps what is worth remembering of a row that goes and was asked for at ``last``."""
         index = self.index

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.tiers.columns import IntArray, column
-from kvstore.tiers.eviction.policy import BlockTokens, Evictable, EvictionPolicy
+from kvstore.tiers.eviction.policy import BlockTokens, Evictable, EvictionPolicy, Seconds
 from kvstore.tiers.eviction.touches import TouchQueue
 from kvstore.tiers.index import HARD_PIN, SOFT_PIN, BlockIndex
 
@@ -42,6 +42,12 @@ class Lru(EvictionPolicy):
     def inserted(self, rows: IntArray, parent_row: int, request: int, appended_tokens: int, now: float) -> None:
         self.features.inserted(rows, parent_row, request, appended_tokens, now)
         self._touch(rows)
+
+    def restored(self, rows: IntArray, ages: Seconds, now: float) -> None:
+        self.features.restored(rows)
+        self._stamp[rows] = np.arange(self._clock + 1, self._clock + len(rows) + 1)
+        self._clock += len(rows)
+        self._queue.append(rows)
 
     def touched(self, path: IntArray, request: int, now: float, chain_blocks: int) -> None:
         self.features.touched(path, request, now, chain_blocks)

@@ -6,10 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.eviction.features import Features
 from kvstore.tiers.index import BlockIndex
 
+Seconds: TypeAlias = npt.NDArray[np.float64]
 BlockTokens: TypeAlias = Callable[[int], int]  # namespace handle -> tokens of one block
 Evictable: TypeAlias = Callable[[int], bool]  # row -> whether it may go now
 
@@ -33,6 +37,11 @@ class EvictionPolicy(ABC):
 
         ``request`` 0 is anonymous. ``appended_tokens``: what the caller says that its request adds, 0: unknown.
         """
+
+    @abstractmethod
+    def restored(self, rows: IntArray, ages: Seconds, now: float) -> None:
+        """Once, first of all: a restart filled the index with ``rows``, the longest unused first, deep blocks before
+        those above them. ``ages``: seconds since each was last used."""
 
     @abstractmethod
     def touched(self, path: IntArray, request: int, now: float, chain_blocks: int) -> None:

@@ -20,7 +20,7 @@ from kvstore.tiers.columns import IntArray, column
 from kvstore.tiers.eviction.features import NEVER, UNIT_TOKENS
 from kvstore.tiers.eviction.gaps import ReturnGaps
 from kvstore.tiers.eviction.leaves import LeafSet
-from kvstore.tiers.eviction.policy import BlockTokens, Evictable, EvictionPolicy
+from kvstore.tiers.eviction.policy import BlockTokens, Evictable, EvictionPolicy, Seconds
 from kvstore.tiers.index import HARD_PIN, NO_PIN, READY, BlockIndex
 
 SAMPLE = 16  # leaves compared for one victim
@@ -72,6 +72,18 @@ class TurnScore(EvictionPolicy):
         last = int(rows[-1])
         if not self.index.children_at[last]:
             self._leaves.add(last)
+
+    def restored(self, rows: IntArray, ages: Seconds, now: float) -> None:
+        if not len(rows):
+            return
+        self._start = now - float(ages.max())
+        self._last[rows] = np.maximum(self._tick(now) - ages, 0.0)
+        self.features.restored(rows)
+        numbers = self.index.namespace[rows]
+        for number in np.unique(numbers):
+            self._weigh(rows[numbers == number])
+        for row in rows[self.index.children[rows] == 0].tolist():
+            self._leaves.add(row)
 
     def touched(self, path: IntArray, request: int, now: float, chain_blocks: int) -> None:
         now = self._tick(now)
