@@ -13,6 +13,9 @@ import time
 from pathlib import Path
 
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
 class NodeProcess:
     """One node with directories and ports of its own. ``settings``: flags of ``kvstore node`` (capacity="1GiB")."""
 
@@ -40,7 +43,11 @@ class NodeProcess:
         with self.log.open("ab") as log:
             begin = log.tell()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kvstore.cli", "node", *flags], stdout=log, stderr=log, cwd=self.home
+                [sys.executable, "-m", "kvstore.cli", "node", *flags],
+                stdout=log,
+                stderr=log,
+                cwd=self.home,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
         self._await_serving(begin)
         return self
