@@ -17,6 +17,7 @@ from kvstore.tiers.nvme.slots import SlotTable
 log = logging.getLogger(__name__)
 INDEX_BASE = 512 << 10  # bytes of index file whatever it holds
 INDEX_PER_SLOT = 256  # bytes: an entry, the slack of its page, and the copies that LMDB's commits make
+_SPARE = 2  # segments made ahead of demand
 _MOST_BACKOFF = 30.0  # seconds between probes of something that stays broken
 _CALM = 60.0  # seconds without trouble after which probing starts quick again
 
@@ -84,7 +85,7 @@ class Keeper:
             return
         try:
             self._reserve_index()
-            while self._slots.pooled() < 1 and (number := self._next_segment()) is not None:
+            while self._slots.pooled() < _SPARE and (number := self._next_segment()) is not None:
                 self._files.create(number)
                 self._slots.add(number)
         except OSError as error:
@@ -95,16 +96,24 @@ class Keeper:
             log.warning("NVMe index: %s", error)
 
     def _reserve_index(self) -> None:
-        index = self._committer.index
+        """Disk space for the entries of two segments ahead, or at least of those that are asked for."""
+        refused: IndexFailed | None = None
         for wanted in (self._asked + self._headroom, self._asked):
-            size = INDEX_BASE + INDEX_PER_SLOT * wanted
-            if (
-                wanted > self._reserved
-                and index
-                and size + len(self._files) * self._files.segment_bytes <= self._capacity
-            ):
-                self._committer.status = index.reserve(size)
-                self._reserved = wanted
+            if wanted <= self._reserved:
+                return
+            try:
+                self._reserve(wanted)
+            except IndexFailed as error:
+                refused = error
+        if refused is not None and self._asked > self._reserved:
+            raise refused
+
+    def _reserve(self, slots: int) -> None:
+        index, size = self._committer.index, INDEX_BASE + INDEX_PER_SLOT * slots
+        fits = size + len(self._files) * self._files.segment_bytes <= self._capacity
+        if index is not None and fits:
+            self._committer.status = index.reserve(size)
+            self._reserved = slots
 
     def _next_segment(self) -> int | None:
         index = max(self._committer.status.file_bytes, INDEX_BASE + INDEX_PER_SLOT * self._reserved)

@@ -85,6 +85,13 @@ class NvmeTier(Tier):
         self.config = config
         self._directory = NvmeDirectory(config.directory, config.node_id, config.segment_size())
         segment_bytes = self._directory.format.segment_bytes  # of an existing directory: as it was made
+        if config.capacity_bytes < 2 * segment_bytes:
+            self._directory.unlock()
+            raise ConfigError(
+                f"{config.directory} was made with segments of {segment_bytes} bytes: give it a capacity of at least "
+                f"{2 * segment_bytes} bytes, or move it away",
+                segment_bytes=segment_bytes,
+            )
         self._on_health = on_health
         self._health = HealthKeeper(self._health_changed)
         self._files = SegmentFiles(config.directory, segment_bytes)

@@ -62,11 +62,15 @@ def test_an_index_that_cannot_be_read_is_told_and_its_repair_is_an_empty_tier(tm
         Blocks().put_durably(tier, [1])
 
 
-def test_a_segment_file_that_is_gone_takes_only_its_blocks(tmp_path: Path, damaged: Slots) -> None:
+def test_a_segment_file_that_is_gone_takes_only_its_blocks(tmp_path: Path) -> None:
+    with opened(config(tmp_path)) as tier:
+        slots = Blocks().put_durably(tier, NUMBERS)
     (tmp_path / "segment-000000.dat").unlink()
-    lost = [slot for slot in damaged.slots.tolist() if slot < 256]
+    lost = sorted(slot for slot in slots.slots.tolist() if slot < 256)
     report = fsck(tmp_path, repair=True)
     assert sorted(report.bad) == [(slot, "entry") for slot in lost]
+    assert 0 < len(lost) < len(NUMBERS)
+    assert fsck(tmp_path).clean
 
 
 def test_a_directory_in_use_or_without_a_tier_is_refused(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_recovered_columns_are_those_that_were_put(tmp_path: Path) -> None:
     tier = NvmeTier(config(tmp_path))
     (batch,) = [entries for entries in tier.recover() if len(entries)]
     tier.close()
-    assert batch.blocks.tolist() == NUMBERS
+    assert sorted(batch.blocks.tolist()) == NUMBERS
     assert set(batch.importance.tolist()) == {7}
     assert set(batch.stamps.tolist()) == {1_000}
     assert set(batch.lengths.tolist()) == {blocks.bytes}
@@ -339,3 +339,11 @@ def test_the_last_use_of_slots_is_recovered(tmp_path: Path) -> None:
     tier.close()
     assert batch.blocks.tolist() == [1, 2]
     assert batch.stamps.tolist() == [1_000, 5_000]
+
+
+def test_a_directory_made_for_more_is_refused_with_what_it_needs(tmp_path: Path) -> None:
+    with opened(NvmeConfig(tmp_path, 32 * MIB, "n1", segment_bytes=8 * MIB, scrub_bytes=0)):
+        pass
+    for _ in range(2):  # and the directory stays free for others
+        with pytest.raises(ConfigError, match="made with segments of 8388608 bytes"):
+            NvmeTier(config(tmp_path, 8 * MIB))
