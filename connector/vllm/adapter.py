@@ -342,8 +342,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """Heads outermost in a page where the model has several: TP sizes can then share (head_parts)."""
-        return None if getattr(vllm_config.model_config, "use_mla", False) else "LBHNC"
+        """Heads outermost in a page when they are to be stored apart; else whatever is best for the engine."""
+        extra = getattr(vllm_config.kv_transfer_config, "kv_connector_extra_config", None) or {}
+        return "LBHNC" if extra.get("head_parts") else None
 
     @hook()
     def shutdown(self) -> None:

@@ -66,8 +66,9 @@ class DevicePages:
         self._save.wait_event(self.after_compute())
         with torch.cuda.stream(self._save):
             rows = self._rows(pages)
-            for paged, packed in self._pairs(group, part, out):
-                packed.copy_(paged.index_select(0, rows), non_blocking=True)
+            picked = [columns.index_select(0, rows).flatten(1) for columns in self._columns(group, part)]
+            whole = picked[0] if len(picked) == 1 else torch.cat(picked, dim=1)
+            torch.from_numpy(out).copy_(whole, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._save)
         self._last_save = event
@@ -76,24 +77,22 @@ class DevicePages:
     def scatter(self, group: int, part: tuple[int, int], pages: Sequence[int], source: Bytes) -> torch.cuda.Event:
         """The way back, from a loading thread. Page 0 is skipped."""
         with self._lock, torch.cuda.device(self.device), torch.cuda.stream(self._load):
-            wanted = [row for row, page in enumerate(pages) if page]
+            wanted = self._rows([row for row, page in enumerate(pages) if page])
             rows = self._rows([page for page in pages if page])
-            for paged, packed in self._pairs(group, part, source):
-                chosen = packed if len(wanted) == len(pages) else packed[wanted].pin_memory()
-                paged.index_copy_(0, rows, chosen.to(self.device, non_blocking=True))
+            whole, at = torch.from_numpy(source).to(self.device, non_blocking=True).index_select(0, wanted), 0
+            for columns in self._columns(group, part):
+                count, width = int(columns.shape[1]), int(columns.shape[2])
+                columns.index_copy_(0, rows, whole[:, at : at + count * width].reshape(-1, count, width))
+                at += count * width
             event = torch.cuda.Event()
             event.record(self._load)
         return event
 
-    def _rows(self, pages: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(pages, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
+    def _rows(self, rows: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
 
-    def _pairs(self, group: int, part: tuple[int, int], packed: Bytes) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _columns(self, group: int, part: tuple[int, int]) -> list[torch.Tensor]:
+        """The head range of every page, shape (blocks, layers, bytes), a run of layers each."""
         index, of = part
-        flat, out, at = torch.from_numpy(packed), [], 0
-        for view in self._views[group]:
-            count, width = int(view.shape[1]), int(view.shape[2]) // of
-            columns = view[:, :, index * width : (index + 1) * width]
-            out.append((columns, flat[:, at : at + count * width].unflatten(1, (count, width))))
-            at += count * width
-        return out
+        widths = [(view, int(view.shape[2]) // of) for view in self._views[group]]
+        return [view[:, :, index * width : (index + 1) * width] for view, width in widths]
