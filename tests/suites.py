@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
 SUITES = ("lint", "unit", "contract", "integration", "faults", "torture", "packaging")
-APART: tuple[str, ...] = ()  # folders of tests that run elsewhere
+BY_MAKE = {"vllm": "test-vllm-core"}  # suites with an environment of their own, run only when named
+APART = ("gpu",)  # needs hardware that CI does not have
 BIN = Path(sys.executable).parent
 LINT = {
     "format": [str(BIN / "ruff"), "format", "--check", "."],
@@ -64,6 +65,14 @@ def run_pytest(suite: str, arguments: list[str]) -> Outcome:
     return read_report(suite, report, code)
 
 
+def run_make(suite: str) -> Outcome:
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    report = REPORTS / f"{suite}.xml"
+    report.unlink(missing_ok=True)
+    command = ["make", "--no-print-directory", BY_MAKE[suite], f"ARGS=--junitxml={report}"]
+    return read_report(suite, report, subprocess.run(command, cwd=ROOT, check=False).returncode)
+
+
 def read_report(suite: str, report: Path, code: int) -> Outcome:
     """Counts from pytest's own report; a run that died before writing it has failed."""
     outcome = Outcome(suite)
@@ -84,13 +93,16 @@ def read_report(suite: str, report: Path, code: int) -> Outcome:
 def forgotten() -> list[str]:
     """Folders of tests that no suite runs."""
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("test_*.py")}
-    return sorted(folders - {*SUITES, *APART})
+    return sorted(folders - {*SUITES, *BY_MAKE, *APART})
 
 
 def run(suite: str, arguments: list[str], strict: bool) -> Outcome:
     print(f"\n===== {suite} =====", flush=True)
     began = time.monotonic()
-    outcome = run_lint() if suite == "lint" else run_pytest(suite, arguments)
+    if suite == "lint":
+        outcome = run_lint()
+    else:
+        outcome = run_make(suite) if suite in BY_MAKE else run_pytest(suite, arguments)
     outcome.seconds = time.monotonic() - began
     if outcome.passed + outcome.failed == 0:
         outcome.problems.append("executed no test")
@@ -115,12 +127,13 @@ def summarise(outcomes: list[Outcome]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; none: all")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"none: {', '.join(SUITES)}")
     parser.add_argument("--strict", action="store_true", help="a skipped test fails")
     options, arguments = parser.parse_known_args()
-    unknown = [suite for suite in options.suites if suite not in SUITES]
+    known = (*SUITES, *BY_MAKE)
+    unknown = [suite for suite in options.suites if suite not in known]
     if unknown:
-        parser.error(f"no suite {unknown[0]!r}; there are {', '.join(SUITES)}")
+        parser.error(f"no suite {unknown[0]!r}; there are {', '.join(known)}")
     if options.strict and forgotten():
         parser.error(f"tests/{forgotten()[0]} is in no suite")
     wanted = options.suites or list(SUITES)
