@@ -1,166 +1,65 @@
-"""Exact least-recently-used among leaves, in time that does not depend on the number of blocks."""
+"""Least recently used, deepest block first, among leaves: exact, and the yardstick for anything cleverer."""
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from kvstore.tiers.columns import IntArray, column
+from kvstore.tiers.columns import IntArray
+from kvstore.tiers.eviction.order import LruOrder
 from kvstore.tiers.eviction.policy import BlockTokens, Evictable, EvictionPolicy, Seconds
-from kvstore.tiers.eviction.touches import TouchQueue
-from kvstore.tiers.index import HARD_PIN, SOFT_PIN, BlockIndex
-
-_FEW = 64  # so many parked rows are looked at on every call, more of them on every 16th
+from kvstore.tiers.index import BlockIndex
+from kvstore.tiers.residence import TierRows
 
 
 class Lru(EvictionPolicy):
-    """The leaf whose last touch is oldest goes; within one touch the deepest block counts as touched first.
-
-    A queue holds every touch; an inner block that reaches its front leaves it, and comes back (through a heap) when
-    its last child goes.
-    """
+    """One exact order for each tier."""
 
     name: ClassVar[str] = "lru"
 
-    def __init__(self, index: BlockIndex, block_tokens: BlockTokens) -> None:
-        super().__init__(index, block_tokens)
-        self._stamp: npt.NDArray[np.uint64] = column(index.max_blocks, np.uint64)  # 0: not known
-        self._stamp_at = memoryview(self._stamp)
-        self._queue = TouchQueue(index.max_blocks)
-        self._front: deque[tuple[int, int]] = deque()  # (stamp, row), taken off the queue
-        self._back: list[tuple[int, int, int]] = []  # heap of (stamp, -block, row): came back
-        self._parked: dict[int, int] = {}  # row: stamp, of those that may not go now
-        self._soft: list[tuple[int, int, int]] = []  # heap like _back: soft-pinned
-        self._soft_stamp: dict[int, int] = {}  # row: stamp, of what is in it
-        self._clock = self._calls = 0
-        self._given = (0, 0)  # the last victim
+    def __init__(self, index: BlockIndex, block_tokens: BlockTokens, tiers: Sequence[TierRows] = ()) -> None:
+        super().__init__(index, block_tokens, tiers)
+        self._orders = [LruOrder(index, tier) for tier in self.tiers]
 
     def inserted(self, rows: IntArray, parent_row: int, request: int, appended_tokens: int, now: float) -> None:
         self.features.inserted(rows, parent_row, request, appended_tokens, now)
-        self._touch(rows)
+        self._orders[0].touch(rows)
 
     def restored(self, rows: IntArray, ages: Seconds, now: float) -> None:
         self.features.restored(rows)
-        self._stamp[rows] = np.arange(self._clock + 1, self._clock + len(rows) + 1)
-        self._clock += len(rows)
-        self._queue.append(rows)
+        for order in self._orders:
+            order.restore(order.tier.among(rows))
 
     def touched(self, path: IntArray, request: int, now: float, chain_blocks: int) -> None:
         self.features.touched(path, request, now, chain_blocks)
-        if len(path):
-            self._touch(path)
-
-    def _touch(self, rows: IntArray) -> None:
-        self._clock += 1
-        self._stamp[rows] = self._clock
-        self._queue.append(rows[::-1])
+        for order in self._orders:
+            mine = order.tier.among(path)
+            if len(mine):
+                order.touch(mine)
 
     def removed(self, row: int) -> None:
         self.features.removed(row, 0.0)
-        self._stamp_at[row] = 0
-        self._queue.discard(row)
-        parent = self.index.parent_at[row]
-        if parent >= 0 and self.index.children_at[parent] == 1 and parent not in self._queue:
-            self._come_back(parent)
+        for order in self._orders:
+            order.removed(row)
+
+    def entered(self, rows: IntArray, tier: int) -> None:
+        self._orders[tier].touch(rows)
+
+    def left(self, row: int, tier: int) -> None:
+        self._orders[tier].removed(row)
 
     def unpinned(self, row: int) -> None:
-        if self._stamp_at[row] and row not in self._queue:
-            self._come_back(row)
+        for order in self._orders:
+            order.unpinned(row)
 
-    def _come_back(self, row: int) -> None:
-        heapq.heappush(self._back, (self._stamp_at[row], -self.index.block_at[row], row))
+    def victim(self, evictable: Evictable, tier: int = 0) -> int | None:
+        return self._orders[tier].victim(evictable)
 
-    def victim(self, evictable: Evictable) -> int | None:
-        stamp, row = self._given
-        if stamp and self._stamp_at[row] == stamp:  # it was not removed after all
-            self._come_back(row)
-        self._calls += 1
-        if self._parked and (len(self._parked) <= _FEW or self._calls % 16 == 0):
-            self._unpark(evictable)
-        found = self._next(evictable)
-        if found is None and len(self._parked) > _FEW:
-            self._unpark(evictable)
-            found = self._next(evictable)
-        if found is None:
-            found = self._next_soft(evictable)
-        self._given = (0, 0) if found is None else (self._stamp_at[found], found)
-        return found
-
-    def _next(self, evictable: Evictable) -> int | None:
-        stamp_at, children_at, pins_at = self._stamp_at, self.index.children_at, self.index.pins_at
-        while (entry := self._oldest()) is not None:
-            stamp, row = entry
-            if stamp_at[row] != stamp or children_at[row]:
-                continue
-            if pins_at[row] == SOFT_PIN:
-                self._push_soft(stamp, row)
-            elif pins_at[row] != HARD_PIN and evictable(row):
-                return row
-            else:
-                self._parked[row] = stamp
-        return None
-
-    def _oldest(self) -> tuple[int, int] | None:
-        """Takes the oldest entry of queue and heap."""
-        if not self._front:
-            self._refill()
-        if self._back and (not self._front or self._back[0][:2] < self._rank(self._front[0])):
-            stamp, _, row = heapq.heappop(self._back)
-            return stamp, row
-        if not self._front:
-            return None
-        return self._front.popleft()
-
-    def _refill(self) -> None:
-        """Takes a chunk with leaves off the queue; inner blocks leave it until they are leaves."""
-        while not self._front and len(self._queue):
-            rows = self._queue.take()
-            rows = rows[self.index.children[rows] == 0]
-            self._front.extend(zip(self._stamp[rows].tolist(), rows.tolist(), strict=True))
-
-    def _rank(self, entry: tuple[int, int]) -> tuple[int, int]:
-        return entry[0], -self.index.block_at[entry[1]]
-
-    def _unpark(self, evictable: Evictable) -> None:
-        """What was parked and may go now, comes back; what became stale is forgotten."""
-        kept: dict[int, int] = {}
-        for row, stamp in self._parked.items():
-            if self._stamp_at[row] != stamp:
-                continue
-            if not self.index.leases_at[row] and self.index.pins_at[row] != HARD_PIN and evictable(row):
-                self._come_back(row)
-            else:
-                kept[row] = stamp
-        self._parked = kept
-
-    def _next_soft(self, evictable: Evictable) -> int | None:
-        """The oldest soft-pinned leaf: only when nothing else is left."""
-        skipped = []
-        found = None
-        while self._soft and found is None:
-            stamp, _, row = heapq.heappop(self._soft)
-            if self._soft_stamp.get(row) == stamp:
-                del self._soft_stamp[row]
-            if self._stamp_at[row] != stamp or self.index.children_at[row]:
-                continue
-            if self.index.pins_at[row] != HARD_PIN and evictable(row):
-                found = row
-            else:
-                skipped.append((stamp, row))
-        for stamp, row in skipped:
-            self._push_soft(stamp, row)
-        return found
-
-    def _push_soft(self, stamp: int, row: int) -> None:
-        if self._soft_stamp.get(row) != stamp:
-            self._soft_stamp[row] = stamp
-            heapq.heappush(self._soft, (stamp, -self.index.block_at[row], row))
+    def last_use(self, rows: IntArray, tier: int = 0) -> Seconds:
+        return self._orders[tier].last_use(rows).astype(np.float64)
 
     @property
     def nbytes(self) -> int:
-        kept = len(self._front) + len(self._back) + len(self._parked) + len(self._soft)
-        return self.features.nbytes + self.index.rows_used * 12 + self._queue.nbytes + kept * 150
+        return self.features.nbytes + sum(order.nbytes for order in self._orders)

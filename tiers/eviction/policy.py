@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.eviction.features import Features
 from kvstore.tiers.index import BlockIndex
+from kvstore.tiers.residence import TierRows, every_row
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
 BlockTokens: TypeAlias = Callable[[int], int]  # namespace handle -> tokens of one block
@@ -23,12 +24,16 @@ class EvictionPolicy(ABC):
 
     It reads the index and owns its columns by row. Not locked: called under the lock that guards the index.
     Times are seconds of any one clock that does not go back.
+
+    ``tiers``: those whose room it manages, each with an order and leaves of its own; what is learnt is common to all. A
+    new block enters the first one. Without them there is one tier that has every row.
     """
 
     name: ClassVar[str]
 
-    def __init__(self, index: BlockIndex, block_tokens: BlockTokens) -> None:
+    def __init__(self, index: BlockIndex, block_tokens: BlockTokens, tiers: Sequence[TierRows] = ()) -> None:
         self.index = index
+        self.tiers = tuple(tiers) or (every_row(index),)
         self.features = Features(index, block_tokens)
 
     @abstractmethod
@@ -52,8 +57,21 @@ class EvictionPolicy(ABC):
         """A row without children is about to be removed or detached: called *before* the index forgets it."""
 
     @abstractmethod
-    def victim(self, evictable: Evictable) -> int | None:
-        """The leaf to evict next; never one for which ``evictable`` is False or that is hard-pinned, soft pins last.
+    def entered(self, rows: IntArray, tier: int) -> None:
+        """``rows``, known from another tier and in chain order, just became members of this one."""
+
+    @abstractmethod
+    def left(self, row: int, tier: int) -> None:
+        """A member is about to leave a tier but stays known: called *before* the residence forgets it."""
+
+    @abstractmethod
+    def last_use(self, rows: IntArray, tier: int = 0) -> Seconds:
+        """When members of a tier were last used, on a clock of the policy's own: larger is later."""
+
+    @abstractmethod
+    def victim(self, evictable: Evictable, tier: int = 0) -> int | None:
+        """The leaf of a tier to evict next; never one for which ``evictable`` is False or that is hard-pinned, soft
+        pins last.
 
         None: nothing can go now. The caller removes the row (``removed``, then the index), or leaves it in.
         """
