@@ -261,12 +261,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     @hook(bool)
     def _allocated(self, request: Any, blocks: Any, external: int) -> bool:
         assert self._scheduler is not None
-        held = blocks.blocks
-
-        def shared(group: int, page: int) -> bool:
-            return held[group][page].block_hash is not None
-
-        self._scheduler.allocated(request, blocks.get_block_ids(), external, shared)
+        self._scheduler.allocated(request, blocks.get_block_ids(), external)
         return True
 
     @hook()

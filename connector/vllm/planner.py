@@ -118,27 +118,24 @@ def plan_load(
     computed: int,
     external: int,
     tables: Sequence[Sequence[int]],
-    held: Callable[[int, int], bool] = lambda group, page: False,
 ) -> tuple[LoadRun, ...]:
     """Which pages to fill, after vLLM has allocated them.
 
     ``computed``: tokens already there; ``external``: tokens promised beyond them. ``tables[group]``: block table.
-    ``held(group, page index)``: the page is a shared one that already holds its bytes. Every other page of the
-    promised range that is not null is in the plan: vLLM will take it for valid.
+    Every page of the promised range that is not null is in the plan, because vLLM takes it for valid; that a page
+    has a hash already says nothing (for synchronous loads vLLM hashes before the bytes are there).
     """
     runs = []
     for group in geometry.groups:
         first, end = computed // group.page_tokens, -(-(computed + external) // group.page_tokens)
-        run = _load_run(geometry, group, first, end, tables[group.index], held)
+        run = _load_run(geometry, group, first, end, tables[group.index])
         if run is not None:
             runs.append(run)
     return tuple(runs)
 
 
-def _load_run(
-    geometry: Geometry, group: Group, first: int, end: int, table: Sequence[int], held: Callable[[int, int], bool]
-) -> LoadRun | None:
-    wanted = {i: table[i] for i in range(first, min(end, len(table))) if table[i] and not held(group.index, i)}
+def _load_run(geometry: Geometry, group: Group, first: int, end: int, table: Sequence[int]) -> LoadRun | None:
+    wanted = {i: table[i] for i in range(first, min(end, len(table))) if table[i]}
     if not wanted:
         return None
     per = geometry.pages(group)

@@ -208,9 +208,7 @@ class SchedulerSide:
         else:
             self.stats.add("lookup_misses", 1, miss)
 
-    def allocated(
-        self, request: Any, tables: Sequence[Sequence[int]], external: int, held: Callable[[int, int], bool]
-    ) -> None:
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
         """vLLM reserved pages for what was promised: plan the load."""
         track = self._tracks.get(str(request.request_id))
         if external <= 0:
@@ -222,7 +220,7 @@ class SchedulerSide:
         track.answered = None
         unit = self._geometry.unit
         end = -(-(computed + external) // unit)
-        runs = plan_load(self._geometry, computed, external, tables, held)
+        runs = plan_load(self._geometry, computed, external, tables)
         track.extend(self._geometry, self._root, end)
         op = LoadOp(track.id, end, runs, track.tag, self.options.load_mode == "sync")
         self._pending.append(op)

@@ -210,9 +210,5 @@ class Request:
         return [f"{self.seed}/{i}".encode().ljust(32, b".") for i in range(self.tokens // self.hash_tokens)]
 
 
-def nothing_held(group: int, page: int) -> bool:
-    return False
-
-
 def raw(keys: Keys) -> list[bytes]:
     return [keys.raw[i : i + KEY_BYTES] for i in range(0, len(keys.raw), KEY_BYTES)]

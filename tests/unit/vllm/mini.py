@@ -13,7 +13,7 @@ from kvstore.connector.vllm.scheduler_side import SchedulerSide
 from kvstore.connector.vllm.stats import Recorder
 from kvstore.connector.vllm.worker_side import WorkerSide
 
-from .fakes import FakePages, FakeStore, Request, hold, nothing_held, rank
+from .fakes import FakePages, FakeStore, Request, hold, rank
 
 WAIT_S = 10.0
 
@@ -75,7 +75,7 @@ class Mini:
         return tables
 
     def promise(self, request: Request, external: int) -> None:
-        self.scheduler.allocated(request, self.tables[request.request_id], external, nothing_held)
+        self.scheduler.allocated(request, self.tables[request.request_id], external)
 
     def step(self, *scheduled: tuple[Request, int, int]) -> StepPlan:
         """One step of (request, computed before, tokens scheduled)."""

@@ -91,11 +91,11 @@ def test_draft_layers_recompute_the_last_block_of_a_hit() -> None:
     assert full_blocks(eagle, 0, 64, 64, 4) == 3
 
 
-def test_a_load_covers_every_promised_page_that_is_not_null_or_shared() -> None:
+def test_a_load_covers_every_promised_page_that_is_not_null() -> None:
     table = [[11, 12, 13, 14, 15]]
     assert plan_load(ONE, 16, 48, table) == (LoadRun(0, 1, 3, (12, 13, 14)),)
     assert plan_load(ONE, 0, 48, [[0, 12, 13]]) == (LoadRun(0, 1, 2, (12, 13)),)
-    assert plan_load(ONE, 0, 48, [[11, 12, 13]], lambda group, page: page == 1) == (LoadRun(0, 0, 3, (11, 0, 13)),)
+    assert plan_load(ONE, 0, 48, [[11, 0, 13]]) == (LoadRun(0, 0, 3, (11, 0, 13)),)
     assert plan_load(ONE, 32, 0, table) == ()
 
 
@@ -109,20 +109,12 @@ def test_a_load_may_begin_and_end_inside_a_block() -> None:
     assert runs == (LoadRun(0, 1, 2, (3, 4, 5, 0)), LoadRun(1, 1, 2, (9, 10)))
 
 
-@given(
-    computed=st.integers(0, 20),
-    external=st.integers(1, 20),
-    nulls=st.sets(st.integers(0, 40)),
-    shared=st.sets(st.integers(0, 40)),
-)
-def test_exactly_the_promised_pages_are_in_the_plan(
-    computed: int, external: int, nulls: set[int], shared: set[int]
-) -> None:
+@given(computed=st.integers(0, 20), external=st.integers(1, 20), nulls=st.sets(st.integers(0, 40)))
+def test_exactly_the_promised_pages_are_in_the_plan(computed: int, external: int, nulls: set[int]) -> None:
     table = [0 if i in nulls else 100 + i for i in range(40)]
-    runs = plan_load(ONE, computed * 16, external * 16, [table], lambda g, i: i in shared)
+    runs = plan_load(ONE, computed * 16, external * 16, [table])
     planned = {page for run in runs for page in run.pages if page}
-    wanted = {table[i] for i in range(computed, computed + external) if table[i] and i not in shared}
-    assert planned == wanted
+    assert planned == {table[i] for i in range(computed, computed + external) if table[i]}
     for run in runs:
         assert len(run.pages) == run.count
 
