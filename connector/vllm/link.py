@@ -75,6 +75,12 @@ class Link:
     def client(self) -> Any:
         return self._client
 
+    @property
+    def node_id(self) -> bytes:
+        """Of the node of the current session; empty without one."""
+        session = getattr(getattr(self._client, "link", None), "_current", None)
+        return bytes(getattr(getattr(session, "node", None), "node_id", b""))
+
     def open(self, spec: NamespaceSpec | None) -> None:
         """Makes ``spec`` the namespace (None: none). Returns at once."""
         with self._lock:

@@ -371,11 +371,8 @@ class SchedulerSide:
         return announcement(blocks, self._root.hex(), self._node())
 
     def _node(self) -> str:
-        """The holding node: its id and address as far as the client knows them."""
-        node = getattr(self._link.client, "node", None)
-        found = getattr(node, "node_id", b"")
-        name = found.hex() if isinstance(found, bytes) else str(found)
-        return f"{name}@{self.options.target}" if name else self.options.target
+        """The holding node: its id, and where this engine reaches it."""
+        return f"{self._link.node_id.hex()}@{self.options.target}"
 
     def reset(self) -> bool:
         """The weights may have changed: a new namespace. Requests under way are neither loaded nor saved any more."""

@@ -65,7 +65,7 @@ class Engines:
         """Tokens that an engine without connector gives for each generate call, in order."""
         key = json.dumps([{**llm, "model": str(llm["model"])}, calls], sort_keys=True)
         if key not in self._references:
-            engine = self.start(llm)
+            engine = self.start(llm, VLLM_ENABLE_V1_MULTIPROCESSING="0")
             self._references[key] = [tokens(engine.call("generate", **call)) for call in calls]
             self.stop()
         return self._references[key]  # type: ignore[no-any-return]

@@ -1,0 +1,74 @@
+"""Each way of running vLLM: outputs as without a connector, cold and loaded, and the hits that were to be expected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Engines, cached, tokens, transfer
+from .harness import Node, counter
+
+PROMPTS = ({"length": 512, "seed": 0}, {"length": 700, "seed": 1}, {"length": 1300, "seed": 2})
+HITS = (512, 640, 1280)
+ONE_PROCESS_LESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0"
+}  # the engine core in the test engine's own process: a quicker start
+
+
+@dataclass(frozen=True)
+class Case:
+    """``hits``: cached tokens of each prompt once the engine's own cache is emptied."""
+
+    name: str
+    hits: tuple[int, ...] = HITS
+    kind: str = "llama"
+    llm: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    prompts: tuple[dict[str, Any], ...] = PROMPTS
+    sampling: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+
+CASES = [
+    Case("synchronous loads", hits=(384, 640, 1280), options={"load_mode": "sync"}),
+    Case("chunked prefill", llm={"max_num_batched_tokens": 200, "max_num_seqs": 4}),
+    Case("no local prefix cache", llm={"enable_prefix_caching": False}),
+    Case("sha256_cbor hashes", llm={"prefix_caching_hash_algo": "sha256_cbor"}),
+    Case("smaller blocks", hits=(512, 672, 1280), llm={"block_size": 32}),
+    Case("several outputs", sampling={"n": 3, "temperature": 0.0}),
+    Case("fp8 KV", llm={"kv_cache_dtype": "fp8"}),
+    Case("MLA", kind="mla", hits=(512, 688, 1296)),
+    Case("sliding window", kind="window", hits=(384, 640, 1280)),
+    Case("hybrid of window and full attention", kind="gemma2", hits=(384, 640, 1280)),
+    Case(
+        "speculative decoding",
+        llm={"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+    ),
+    Case("two TP ranks", llm={"tensor_parallel_size": 2}, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_saved_and_loaded_outputs_are_those_without_a_connector(
+    case: Case, engines: Engines, node: Node, model: Callable[..., Path]
+) -> None:
+    llm = {"model": model(case.kind), **case.llm}
+    call = {"prompts": list(case.prompts), "sampling": case.sampling}
+    expected = engines.reference(llm, call)[0] if not case.env else None
+    engine = engines.start(llm, transfer(node, **case.options), **ONE_PROCESS_LESS, **case.env)
+    cold = engine.call("generate", **call)
+    expected = expected or tokens(cold)
+    assert tokens(cold) == expected
+    time.sleep(0.5)
+    assert engine.call("reset", connector=False)
+    loaded = engine.call("generate", **call)
+    metrics = engine.call("metrics")
+    assert tokens(loaded) == expected, engine.text()[-3000:]
+    assert counter(metrics, "kvstore_failed_tokens") == 0
+    assert counter(metrics, "kvstore_hook_errors") == 0
+    assert cached(loaded) == list(case.hits)

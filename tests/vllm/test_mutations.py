@@ -1,0 +1,76 @@
+"""Each field of the namespace changed alone: no hits, and a log line that names it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import MODELS, Engines, cached, transfer
+from .harness import Node
+
+PROMPTS = [{"length": 700, "seed": 1}]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``field``: as the log line names it."""
+
+    field: str
+    llm: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
+MUTATIONS = [
+    Mutation("weights_generation", options={"weights_generation": "2"}),
+    Mutation("extra.weights", seed=1),
+    Mutation("extra.rope", config={"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
+    Mutation("extra.dtype", llm={"dtype": "float32"}),
+    Mutation("kv_dtype", llm={"kv_cache_dtype": "fp8"}),
+    Mutation("block_tokens", llm={"block_size": 64}),
+    Mutation("hash_scheme", llm={"prefix_caching_hash_algo": "sha256_cbor"}),
+    Mutation("extra.hash_probe", env={"PYTHONHASHSEED": "7"}),
+    Mutation("extra.tp_size", llm={"tensor_parallel_size": 2}, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}),
+]
+
+
+@pytest.fixture(scope="module")
+def stored(engines: Engines, node: Node, model: Callable[..., Path]) -> None:
+    """Blocks of the unchanged engine are in the store."""
+    engine = engines.start({"model": model("llama")}, transfer(node))
+    engine.call("generate", prompts=PROMPTS)
+    engines.stop()
+
+
+def changed_config(path: Path, changes: dict[str, Any]) -> Path:
+    """A copy of the model with other configuration and the same weights."""
+    target = MODELS / f"{path.name}-changed"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(path, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return target
+
+
+@pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.field)
+def test_a_changed_field_gives_no_hits_and_is_named(
+    mutation: Mutation, engines: Engines, node: Node, model: Callable[..., Path]
+) -> None:
+    path = model("llama", mutation.seed)
+    if mutation.config:
+        path = changed_config(path, mutation.config)
+    env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **mutation.env}  # a quicker start
+    engine = engines.start({"model": path, **mutation.llm}, transfer(node, **mutation.options), **env)
+    assert cached(engine.call("generate", prompts=PROMPTS)) == [0]
+    said = [line.partition("differs in: ")[2] for line in engine.text().splitlines() if "differs in: " in line]
+    assert said, engine.text()[-2000:]
+    assert mutation.field in said[0].partition(". Blocks")[0].split(", ")
