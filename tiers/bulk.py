@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kvstore.core.keys import KeyArray
 from kvstore.tiers.columns import IntArray
-from kvstore.tiers.index import _SPREAD, NONE, WRITING, BlockIndex
+from kvstore.tiers.index import NONE, WRITING, BlockIndex
 from kvstore.tiers.tier import U16Array, U32Array, U64Array
 
 

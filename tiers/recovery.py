@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.core.errors import ConfigError
 from kvstore.tiers.bulk import insert_many
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.index import READY
@@ -43,14 +44,19 @@ def recover(state: State, registry: Registry) -> None:
     entries = _joined(list(state.dram.recover()))
     orphans = _living_sessions(state)
     good = _fitting(state, entries)
-    blocks = _blocks(entries, good)
-    keep = good & blocks.sound[blocks.of] & _first_of_its_kind(entries, blocks)
+    dropped, entries = entries.slots[~good], _chosen(entries, good)
+    blocks = _blocks(entries)
+    keep = blocks.sound[blocks.of] & _first_of_its_kind(entries, blocks)
+    _check_room(state, int(keep.sum()))
     rows = _insert(state, entries, blocks)[blocks.of]
+    keep &= rows >= 0
     _place(state, entries, keep, rows)
-    _forget(state, entries, keep)
+    dropped = np.concatenate((dropped, entries.slots[~keep]))
+    if len(dropped):
+        state.dram.free(dropped)  # what a living session may touch is taken again right below
     _adopt_sessions(state, registry, entries, keep, rows, orphans)
     state.counters["adopted_parts"] += int(keep.sum())
-    state.counters["dropped_orphan_parts"] += int((~keep).sum())
+    state.counters["dropped_orphan_parts"] += len(dropped)
     state.recovery_seconds = time.monotonic() - started
 
 
@@ -62,6 +68,21 @@ def _joined(batches: list[Entries]) -> Entries:
         found = [getattr(batch, field.name) for batch in batches] or [nothing.get(field.name, np.empty(0, np.int64))]
         columns[field.name] = np.concatenate(found)
     return Entries(**columns)
+
+
+def _chosen(entries: Entries, good: Mask) -> Entries:
+    if good.all():
+        return entries
+    columns = {field.name: getattr(entries, field.name)[good] for field in fields(Entries) if field.name != "checksums"}
+    return Entries(checksums=entries.checksums, **columns)
+
+
+def _check_room(state: State, parts: int) -> None:
+    if parts > state.index.parts.max_parts:
+        raise ConfigError(
+            f"{state.file.path} holds {parts} parts, max_parts is {state.index.parts.max_parts}; raise it, or run "
+            "`kvstore purge`"
+        )
 
 
 # --- which entries are sound ----------------------------------------------------------------------------------
@@ -87,7 +108,7 @@ def _same(entries: Entries, a: IntArray, b: IntArray, keys: U64Array) -> Mask:
     return np.asarray((entries.keys[a] == keys[b]).all(axis=1) & (entries.namespaces[a] == entries.namespaces[b]))
 
 
-def _blocks(entries: Entries, good: Mask) -> _Blocks:
+def _blocks(entries: Entries) -> _Blocks:
     """Groups the entries by block and follows the parents. Two keys with the same mix can only cost blocks."""
     mixed = _mixed(entries.keys, entries.namespaces)
     order = np.argsort(mixed, kind="stable")
@@ -98,10 +119,8 @@ def _blocks(entries: Entries, good: Mask) -> _Blocks:
     entry = order[new]
     stamp = np.zeros(len(entry), np.uint32)
     np.maximum.at(stamp, of, entries.stamps)
-    fits = np.zeros(len(entry), np.bool_)
-    fits[of[good]] = True
     parent, rooted = _parents(entries, entry, mixed[entry])
-    return _Blocks(entry, of, parent, _reaches_root(parent, rooted & fits), stamp)
+    return _Blocks(entry, of, parent, _reaches_root(parent, rooted), stamp)
 
 
 def _parents(entries: Entries, entry: IntArray, mixed: U64Array) -> tuple[IntArray, Mask]:
@@ -128,9 +147,9 @@ def _reaches_root(parent: IntArray, good: Mask) -> Mask:
 
 def _first_of_its_kind(entries: Entries, blocks: _Blocks) -> Mask:
     """False for a second entry of the same (block, part), and where parts of a block disagree about its place."""
-    both = blocks.of * 64 + entries.parts
-    keep = np.zeros(len(entries), np.bool_)
-    keep[np.unique(both, return_index=True)[1]] = True
+    keep = np.full(len(entries), len(entries) == len(blocks.entry))
+    if not keep.all():
+        keep[np.unique(blocks.of * 64 + entries.parts, return_index=True)[1]] = True
     return np.asarray(keep & (entries.blocks == entries.blocks[blocks.entry][blocks.of]))
 
 
@@ -158,11 +177,9 @@ def _insert(state: State, entries: Entries, blocks: _Blocks) -> IntArray:
 
 def _place(state: State, entries: Entries, keep: Mask, rows: IntArray) -> None:
     """Locations, READY bits and sizes of the parts that stay."""
-    keep &= rows >= 0
     index = state.index
     for part in np.unique(entries.parts[keep]).tolist():
         mine = np.flatnonzero(keep & (entries.parts == part))
-        mine = mine[: index.parts.max_parts - len(index.parts)]
         at = index.add_parts(rows[mine], part)
         index.parts.slot[TierKind.DRAM][at] = entries.slots[mine]
         index.parts.generation[TierKind.DRAM][at] = entries.generations[mine]
@@ -170,15 +187,14 @@ def _place(state: State, entries: Entries, keep: Mask, rows: IntArray) -> None:
         index.importance[rows[mine]] = entries.importance[mine]
         state.unverified[at] = 1
         state.unverified_parts += len(at)
-    there = np.unique(rows[keep])
-    index.state[there] = READY
-    _count(state, entries, keep, there)
+    index.state[rows[keep]] = READY
+    _count(state, entries, keep)
 
 
-def _count(state: State, entries: Entries, keep: Mask, rows: IntArray) -> None:
+def _count(state: State, entries: Entries, keep: Mask) -> None:
     state.ready_bytes = int(entries.lengths[keep].sum())
     for namespace in state.namespaces:
-        namespace.rows = int((state.index.namespace[rows] == namespace.id).sum())
+        namespace.rows = state.index.blocks_of(namespace.id)
         namespace.bytes = int(entries.lengths[keep & (entries.namespaces == namespace.id)].sum())
 
 
@@ -194,13 +210,6 @@ def _living_sessions(state: State) -> list[tuple[Session, SlotArray]]:
         else:
             table.clear(index)
     return found
-
-
-def _forget(state: State, entries: Entries, keep: Mask) -> None:
-    """Slots that are not re-adopted become free; those that a living session may touch are taken again after this."""
-    dropped = entries.slots[~keep]
-    if len(dropped):
-        state.dram.free(dropped)
 
 
 def _adopt_sessions(

@@ -56,20 +56,32 @@ class BlockStore:
         """Opens or makes the memory file and re-adopts what lies in it. Raises ConfigError."""
         _check(config)
         self.config = config
+        self._closing = threading.Lock()
+        self._closed = False
+        self._threads: list[Background] = []
         file = MemoryFile(config.memory_file, config.node_id, config.product, self._plan)
-        self._state = State(config, file)
+        try:
+            self._state = State(config, file)
+        except BaseException:
+            file.close()
+            raise
+        try:
+            self._open(fresh=file.fresh)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, fresh: bool) -> None:
+        self._housekeeper = Housekeeper(self._state)
         self._committer = Committer(self._state)
         self._registry = Registry(self._state, self._committer)
         self._evictor = Evictor(self._state)
         self._matcher = Matcher(self._state)
         self._writer = Writer(self._state, self._evictor.make_room)
         self._reader = Reader(self._state, self._matcher, self._registry)
-        self._housekeeper = Housekeeper(self._state)
-        if not file.fresh:
+        if not fresh:
             recover(self._state, self._registry)
         self._evictor.grow()
-        self._closing = threading.Lock()
-        self._closed = False
         self._threads = self._start()
 
     def _plan(self, page: int) -> Layout:

@@ -133,8 +133,8 @@ def audit(store: BlockStore) -> None:
         index, parts = state.index, state.index.parts
         rows = np.flatnonzero(index.state[: index.rows_used] != FREE).tolist()
         owners: dict[int, str] = {}
-        held = {row: 0 for row in rows}
-        waiting = {row: 0 for row in rows}
+        held = dict.fromkeys(rows, 0)
+        waiting = dict.fromkeys(rows, 0)
         for session in state.sessions.values():
             for lease in session.leases.values():
                 for row in lease.rows.tolist():
@@ -155,7 +155,8 @@ def audit(store: BlockStore) -> None:
             assert status != WRITING or waiting[row], "a block nobody writes is WRITING"
             parent = index.parent_at[row]
             if status != EVICTING and index.block_at[row]:
-                assert parent >= 0 and index.state_at[parent] in (READY, WRITING), "a block without its parent is here"
+                assert parent >= 0, "a block without its parent is here"
+                assert index.state_at[parent] in (READY, WRITING)
                 assert index.block_at[parent] + 1 == index.block_at[row]
             for at in parts.of(row):
                 slot = parts.slot_at[0][at]
