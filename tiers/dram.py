@@ -89,6 +89,18 @@ class DramTier(Tier):
         """Notes the last use of slots, which orders eviction after a restart."""
         self._headers.stamp(slots, stamp)
 
+    def pin(self, slots: SlotArray, value: int) -> None:
+        """Notes a value (below 2^40) with committed slots, which a restart finds again; 0 forgets it."""
+        self._headers.pin(slots, value)
+
+    def pins(self, slots: SlotArray) -> list[int]:
+        """Values noted with slots, 0 where there is none."""
+        return self._headers.pins(slots)
+
+    def relocated(self, old: int, new: int, generation: int) -> None:
+        """The bytes of a committed slot were copied to one just given out: a restart will find them there as well."""
+        self._headers.copy(old, new, generation)
+
     def write(self, transfers: Sequence[Transfer]) -> None:
         for slot, offset, buffer in transfers:
             start = slot * GRANULE + offset
@@ -153,6 +165,14 @@ class DramTier(Tier):
     def used_slots(self, segment: int) -> SlotArray:
         """Slots given out in a segment."""
         return self._space.used_slots(segment)
+
+    def close_segment(self, segment: int, promised: SlotClass) -> None:
+        """Gives out no more slots of a segment; once it is empty, only ``promised`` gets it, until it is reopened."""
+        self._space.close(segment, promised)
+
+    def reopen_segment(self, segment: int) -> None:
+        """A closed segment that no other class has taken serves its own one again."""
+        self._space.reopen(segment)
 
     def segment_of(self, slots: SlotArray) -> I64Array:
         """Segment that each slot lies in."""

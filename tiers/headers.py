@@ -17,6 +17,9 @@ _WORDS = HEADER_BYTES // 8
 _GENERATION = np.uint64(0xFFFFFFFF)
 _BODY = np.arange(2, _WORDS)
 _STAMP_BITS = np.uint64(32)
+_PIN = _WORDS - 1  # this word of a header stands outside its CRC and has a check of its own
+_PIN_VALUE = (1 << 40) - 1
+_NO_PIN_WORD = bytes(8)
 
 
 class SegmentTable:
@@ -105,6 +108,32 @@ class HeaderTable:
         at = self.first_words(slots) * 2 + 1
         self._file.half_words[at] = stamp
 
+    def copy(self, old: int, new: int, generation: int) -> None:
+        """The header of one slot becomes that of another (just given out) as well, pin and last use included."""
+        source, target = self.first_words(np.array([old, new], np.uint32)).tolist()
+        count = int(self._words[source + 7]) >> 48  # the field `chunks`
+        record = self._words[source : source + _WORDS + count].copy()
+        record[1] = (record[1] & ~_GENERATION) | np.uint64(generation)
+        body, pin = record[1:].copy(), record[_PIN]
+        body[_PIN - 1] = 0
+        record[0] = (record[0] & ~_GENERATION) | np.uint64(zlib.crc32(body.tobytes(), new))
+        record[_PIN] = _pin_word(int(pin) & _PIN_VALUE, generation) if pin else 0
+        self._words[target + 1 : target + len(record)] = record[1:]
+        self._words[target] = record[0]
+
+    def pin(self, slots: SlotArray, value: int) -> None:
+        """Notes a value below 2^40 beside committed slots, 0 to forget it; it is gone with what the slots hold."""
+        at = self.first_words(slots)
+        generations = (self._words[at + 1] & _GENERATION).tolist()
+        self._words[at + _PIN] = [_pin_word(value, one) if value else 0 for one in generations]
+
+    def pins(self, slots: SlotArray) -> list[int]:
+        """The values noted beside slots; 0 where there is none, or a damaged one."""
+        at = self.first_words(slots)
+        generations = (self._words[at + 1] & _GENERATION).tolist()
+        found = zip(self._words[at + _PIN].tolist(), generations, strict=True)
+        return [word & _PIN_VALUE if word == _pin_word(word & _PIN_VALUE, one) else 0 for word, one in found]
+
     def checksums(self, slots: SlotArray, chunks: range) -> U64Array:
         """Shape (len(slots), len(chunks))."""
         at = self.first_words(slots) + (_WORDS + chunks.start)
@@ -131,10 +160,16 @@ class HeaderTable:
     ) -> npt.NDArray[np.bool_]:
         crc32, raw = zlib.crc32, memoryview(self._file.map)
         stored = self._file.half_words[(start + indexes * stride) // 4].tolist()
+        pinned = (self._words[(start + indexes * stride) // 8 + _PIN] != 0).tolist()
         found = []
-        for index, count, slot, crc in zip(indexes.tolist(), chunks.tolist(), addresses.tolist(), stored, strict=True):
+        for index, count, slot, crc, pin in zip(
+            indexes.tolist(), chunks.tolist(), addresses.tolist(), stored, pinned, strict=True
+        ):
             at = start + index * stride
-            found.append(crc32(raw[at + 8 : at + HEADER_BYTES + 8 * count], slot) == crc)
+            body = raw[at + 8 : at + HEADER_BYTES + 8 * count]
+            if pin:
+                body = memoryview(b"".join((body[: 8 * (_PIN - 1)], _NO_PIN_WORD, body[8 * _PIN :])))
+            found.append(crc32(body, slot) == crc)
         raw.release()
         return np.array(found, np.bool_)
 
@@ -151,6 +186,11 @@ class HeaderTable:
 def fresh_generation() -> int:
     """A first generation where the last one is not known: far from any in use, with high probability."""
     return secrets.randbits(31) + 1
+
+
+def _pin_word(value: int, generation: int) -> int:
+    """``value`` with a check over it and the slot's generation."""
+    return value | zlib.crc32(value.to_bytes(5, "little"), generation) >> 8 << 40
 
 
 def _records(entries: Entries) -> npt.NDArray[np.void]:

@@ -89,6 +89,7 @@ class SegmentSpace:
         self._open: dict[SlotClass, list[int]] = {}  # dedicated segments that have free slots
         self._usage: dict[SlotClass, list[int]] = {}  # [slots, used]
         self._empty: set[int] = set()  # dedicated segments without a used slot
+        self._closed: dict[int, SlotClass] = {}  # dedicated segments being emptied, and for which class
 
     # --- addresses -----------------------------------------------------------------------------------------
 
@@ -140,6 +141,23 @@ class SegmentSpace:
         self._usage[found.kind][1] += len(indexes)
         if had and not found.top:
             self._open[found.kind].remove(segment)
+
+    def close(self, segment: int, promised: SlotClass) -> None:
+        """No slot of a segment is given out any more; once it is empty, only ``promised`` gets it. See ``reopen``."""
+        found = self._dedicated[segment]
+        if found.top:
+            self._open[found.kind].remove(segment)
+        self._usage[found.kind][0] -= found.top
+        self._closed[segment] = promised
+
+    def reopen(self, segment: int) -> None:
+        """A closed segment serves its own class again. Nothing, when it has gone to the other one meanwhile."""
+        if self._closed.pop(segment, None) is None:
+            return
+        found = self._dedicated[segment]
+        self._usage[found.kind][0] += found.top
+        if found.top:
+            self._open[found.kind].append(segment)
 
     def used_slots(self, segment: int) -> SlotArray:
         """Addresses of the slots given out in a segment."""
@@ -198,7 +216,9 @@ class SegmentSpace:
 
     def _give(self, segment: int, indexes: I64Array) -> None:
         found = self._dedicated[segment]
-        if not found.top:
+        if segment in self._closed:
+            self._usage[found.kind][0] -= len(indexes)
+        elif not found.top:
             self._open[found.kind].append(segment)
         found.give(indexes)
         if found.top == found.slots:
@@ -217,7 +237,10 @@ class SegmentSpace:
         return None
 
     def _empty_of_another(self, kind: SlotClass) -> int | None:
-        return next((segment for segment in self._empty if self._dedicated[segment].kind != kind), None)
+        for segment in self._empty:
+            if self._dedicated[segment].kind != kind == self._closed.get(segment, kind):
+                return segment
+        return None
 
     def _leave(self, segment: int) -> None:
         found = self._dedicated.pop(segment, None)
@@ -225,8 +248,9 @@ class SegmentSpace:
             self.pool.remove(segment)
             return
         self._empty.discard(segment)
-        self._open[found.kind].remove(segment)
-        self._usage[found.kind][0] -= found.slots
+        if self._closed.pop(segment, None) is None:
+            self._open[found.kind].remove(segment)
+            self._usage[found.kind][0] -= found.slots
 
     def _enter(self, segment: int, kind: SlotClass) -> _Segment:
         found = _Segment(kind, self.segment_granules // kind.granules)
