@@ -60,6 +60,11 @@ class DramTier(Tier):
             return _NO_SLOTS
         return Slots(slots, self._headers.renew(slots))
 
+    def allocate_open(self, slot_bytes: int, chunks: int) -> Slots:
+        """One slot in a segment that serves its class already, or none."""
+        kind = self.slot_class(slot_bytes, chunks)
+        return self.allocate(slot_bytes, chunks, 1) if self.room_of_open(kind) else _NO_SLOTS
+
     def slot_class(self, slot_bytes: int, chunks: int) -> SlotClass:
         """Class that serves such parts. Raises InvalidArgument when a segment is too small for one."""
         kind = slot_class(slot_bytes, chunks)
@@ -115,6 +120,10 @@ class DramTier(Tier):
         """Read-only bytes of a slot."""
         return self._read_only[slot * GRANULE : slot * GRANULE + length]
 
+    def place(self, slot: int, length: int) -> memoryview:
+        """Writable bytes of a slot."""
+        return self.writable(slot * GRANULE, length)
+
     def writable(self, offset: int, length: int) -> memoryview:
         """Writable bytes at a byte offset of the memory file, for puts that come over a network."""
         return self._data[offset : offset + length]
@@ -157,6 +166,11 @@ class DramTier(Tier):
     def room(self, kind: SlotClass) -> int:
         """Slots of a class that can be given out now."""
         return self._space.room(kind)
+
+    def room_of_open(self, kind: SlotClass) -> int:
+        """Free slots of a class in segments that serve it already and are not being emptied."""
+        usage = self._space.usage(kind)
+        return usage.slots - usage.used
 
     def classes(self) -> dict[int, tuple[SlotClass, int, int]]:
         """Class, slots and used slots of each dedicated segment."""

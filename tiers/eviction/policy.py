@@ -68,6 +68,12 @@ class EvictionPolicy(ABC):
     def last_use(self, rows: IntArray, tier: int = 0) -> Seconds:
         """When members of a tier were last used, on a clock of the policy's own: larger is later."""
 
+    def worth(self, rows: IntArray) -> Seconds:
+        """What members of the first tier are worth now, beside each other: 0 and up. Here by the order of last use."""
+        last = self.last_use(rows)
+        newest = float(last.max()) if len(last) else 0.0
+        return last / newest if newest > 0 else last
+
     @abstractmethod
     def victim(self, evictable: Evictable, tier: int = 0) -> int | None:
         """The leaf of a tier to evict next; never one for which ``evictable`` is False or that is hard-pinned, soft

@@ -16,11 +16,12 @@ import numpy as np
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.eviction.features import NEVER, UNIT_TOKENS
 from kvstore.tiers.eviction.policy import BlockTokens, Evictable, EvictionPolicy, Seconds
-from kvstore.tiers.eviction.sampling import Facts, LeafOrder
+from kvstore.tiers.eviction.sampling import IMPORTANCE_SCALE, Facts, LeafOrder
 from kvstore.tiers.index import READY, BlockIndex
 from kvstore.tiers.residence import TierRows
 
 COST_TOKENS = 512 / 0.0168  # recomputing a block this deep costs twice what the first one costs (attention)
+_ABANDONED = 1e-3  # of its worth is left to a branch that somebody turned away from
 _WALK = 16384  # blocks of an abandoned branch marked at once: some milliseconds
 
 
@@ -155,6 +156,12 @@ class TurnScore(EvictionPolicy):
 
     def last_use(self, rows: IntArray, tier: int = 0) -> Seconds:
         return self._facts.last[rows]
+
+    def worth(self, rows: IntArray) -> Seconds:
+        facts = self._facts
+        value = facts.weight[rows] / (facts.now + facts.gaps.age_constant - facts.last[rows]) ** 3
+        value *= np.sqrt(1 + self.index.importance[rows] / IMPORTANCE_SCALE)
+        return np.where(facts.dead[rows] > 0, value * _ABANDONED, value)
 
     @property
     def nbytes(self) -> int:
