@@ -44,7 +44,9 @@ class DramTier(Tier):
         self._headers = HeaderTable(file, self._space)
         self._table = SegmentTable(file)
         self._backed: set[int] = set()
+        self._left: list[int] = []  # not dedicated, but backed since the last boot: taken first
         self._header_bytes: dict[int, int] = {}  # by dedicated segment
+        self._header_need = self.layout.page  # memory to keep for the headers of one more segment
         self._data = memoryview(file.map)
         self._read_only = self._data.toreadonly()
 
@@ -98,8 +100,8 @@ class DramTier(Tier):
         """Notes a value (below 2^40) with committed slots, which a restart finds again; 0 forgets it."""
         self._headers.pin(slots, value)
 
-    def pins(self, slots: SlotArray) -> list[int]:
-        """Values noted with slots, 0 where there is none."""
+    def pins(self, slots: SlotArray) -> list[tuple[int, int]]:
+        """Values noted with slots, as (position, value)."""
         return self._headers.pins(slots)
 
     def relocated(self, old: int, new: int, generation: int) -> None:
@@ -219,8 +221,12 @@ class DramTier(Tier):
         log.warning("%s", self.trouble)
 
     def _next_unbacked(self) -> int | None:
-        if not self._fits(1, 0):
+        if not self._fits(1, self._header_need):
             return None
+        while self._left and self._left[-1] in self._backed:
+            self._left.pop()
+        if self._left:
+            return self._left[-1]
         return next((at for at in range(self.layout.segments) if at not in self._backed), None)
 
     def _fits(self, more_segments: int, more_headers: int) -> bool:
@@ -229,7 +235,7 @@ class DramTier(Tier):
         return self.layout.tables_bytes + data + headers <= self.layout.capacity
 
     def _dedicate(self, segment: int, kind: SlotClass) -> bool:
-        """Clears the header area of a segment and writes its record. False, nothing changed: no memory for headers."""
+        """Clears the header area of a segment and writes its record. False: no memory for headers."""
         had, need = self._header_bytes.get(segment, 0), self.layout.headers_backed(*kind)
         start = self.layout.header_area_at(segment)
         if not self._make_header_room(segment, need - had):
@@ -260,14 +266,24 @@ class DramTier(Tier):
         return generation & 0xFFFFFFFF
 
     def _make_header_room(self, segment: int, need: int) -> bool:
-        """Headers share the capacity with the segments: a pooled segment gives its memory back when they need it."""
+        """Headers share the capacity with the segments: an unused one gives its memory back when they need it, and at
+        last ``segment`` itself (False), so that the next to be emptied finds room."""
         while not self._fits(0, need):
             given = self._space.withdraw(spare=segment)
             if given is None:
+                self._space.drop(segment)
+                self._unback(segment)
+                self._header_need = need
                 return False
-            self._backed.discard(given)
-            self.file.discard(self.layout.segment_at(given), self.layout.segment_bytes)
+            self._unback(given)
         return True
+
+    def _unback(self, segment: int) -> None:
+        self._table.clear(segment)
+        self._backed.discard(segment)
+        self._header_bytes.pop(segment, None)
+        self.file.discard(self.layout.segment_at(segment), self.layout.segment_bytes)
+        self.file.discard(self.layout.header_area_at(segment), self.layout.header_area)
 
     # --- recovery ------------------------------------------------------------------------------------------
 
@@ -276,6 +292,7 @@ class DramTier(Tier):
             known = self._table.read(segment)
             if known is None:
                 self._table.clear(segment)
+                self._look_for_left(segment)
                 continue
             kind = known[0]
             self._backed.add(segment)
@@ -286,6 +303,14 @@ class DramTier(Tier):
             self._space.adopt(segment, kind, self._space.locate(entries.slots)[1])
             if len(entries):
                 yield entries
+
+    def _look_for_left(self, segment: int) -> None:
+        """Memory of a segment that nothing is in: to be used before other memory is taken."""
+        start = self.layout.segment_at(segment)
+        if self.layout.page > GRANULE:  # hugetlbfs cannot tell
+            self.file.discard(start, self.layout.segment_bytes)
+        elif self.file.is_backed(start, self.layout.segment_bytes):
+            self._left.append(segment)
 
     def hold(self, slots: SlotArray) -> SlotArray:
         """At recovery: takes free slots that an orphan session may still write to. Answers those it took."""

@@ -90,11 +90,11 @@ class Layout:
         for _ in range(2):  # the size of the segment table depends on the number of segments
             room = capacity - plan.tables_bytes
             plan = cls(capacity, page, segment_bytes, max(1, room // segment_bytes), namespaces, max_sessions, leased)
-        if plan.tables_bytes + segment_bytes + page > capacity:
+        if plan.tables_bytes + segment_bytes + plan.header_area > capacity:
             raise ConfigError(
                 f"a capacity of {capacity} bytes is too small: the tables for {max_sessions} sessions take "
-                f"{plan.tables_bytes} bytes and one segment {segment_bytes}; raise the capacity, or lower "
-                "max_sessions or segment_bytes"
+                f"{plan.tables_bytes} bytes, one segment with headers {segment_bytes + plan.header_area}; raise the capacity, "
+                "or lower max_sessions or segment_bytes"
             )
         if plan.file_bytes > GRANULE << 32:
             raise ConfigError(

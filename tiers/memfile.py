@@ -21,6 +21,7 @@ from kvstore.tiers.layout import FORMAT, MAGIC, SUPERBLOCK, Layout
 TMPFS_MAGIC = 0x01021994
 HUGETLBFS_MAGIC = 0x958458F6
 MADV_REMOVE = 9
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # else hugetlbfs wants all pages of the file at once
 MADV_POPULATE_WRITE = 23
 _STEP = 8 << 20  # bytes populated at a time: the kernel holds locks meanwhile
 _libc = ctypes.CDLL(None, use_errno=True)  # mmap.madvise keeps the GIL while the kernel clears pages; ctypes does not
@@ -105,10 +106,16 @@ class MemoryFile:
     def _create(self, node_id: bytes, product: str) -> None:
         _check_room(self.path, self.layout.capacity, 0)
         os.ftruncate(self._fd, self.layout.file_bytes)
+        try:  # now, because later a full file system would answer a table's first touch with SIGBUS
+            os.posix_fallocate(self._fd, 0, self.layout.tables_bytes)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path.parent} has no room for the {self.layout.tables_bytes} bytes of tables: {error.strerror}"
+            ) from error
 
     def _map(self) -> None:
         fd = self.open_writer()  # mmap keeps a duplicate, which would hold the lock for as long as the mapping lives
-        self.map = mmap.mmap(fd, self.layout.file_bytes)
+        self.map = mmap.mmap(fd, self.layout.file_bytes, mmap.MAP_SHARED | _NORESERVE)
         os.close(fd)
         self.map.madvise(getattr(mmap, "MADV_DONTFORK", 10))
         self.words: npt.NDArray[np.uint64] = np.frombuffer(self.map, "<u8")
@@ -153,6 +160,13 @@ class MemoryFile:
         if _libc.madvise(self.address + offset, length, MADV_REMOVE):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(self.path))
+
+    def is_backed(self, offset: int, length: int) -> bool:
+        """Some page of a range is backed with memory."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA) < offset + length
+        except OSError:  # nothing from there to the end
+            return False
 
     @property
     def backed_bytes(self) -> int:

@@ -72,7 +72,7 @@ class SegmentSpace:
     """``segments`` segments of ``segment_granules`` granules (a power of two), the first at granule ``base``.
 
     ``dedicate(segment, kind)`` is called before a segment serves a class; answering False (no memory for its
-    headers, say) leaves it where it was. Not thread-safe: the owner's lock guards it.
+    headers, say) leaves it unused. It may call ``withdraw`` or ``drop``. Not thread-safe: the owner's lock guards it.
     """
 
     def __init__(
@@ -111,11 +111,16 @@ class SegmentSpace:
         self.pool.append(segment)
 
     def withdraw(self, spare: int) -> int | None:
-        """Takes a pooled segment (but not ``spare``) out of the space again, to give its memory back."""
-        found = next((segment for segment in self.pool if segment != spare), None)
+        """Takes a segment nobody uses (but not ``spare``) out of the space again, to give its memory back."""
+        unused = [*self.pool, *(segment for segment in self._empty if segment not in self._closed)]
+        found = next((segment for segment in unused if segment != spare), None)
         if found is not None:
-            self.pool.remove(found)
+            self.drop(found)
         return found
+
+    def drop(self, segment: int) -> None:
+        """Takes a pooled or empty segment out of the space."""
+        self._leave(segment)
 
     def adopt(self, segment: int, kind: SlotClass, used: I64Array) -> None:
         """At recovery: ``segment`` serves ``kind`` and these of its slots are used."""

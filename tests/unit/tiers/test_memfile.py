@@ -5,17 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvstore.core.errors import ConfigError
+from kvstore.core.namespace import NamespaceSpec, PartSpec
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.layout import FORMAT, MAGIC, SUPERBLOCK, Layout
 from kvstore.tiers.memfile import MemoryFile, _superblock_crc, lock_path, purge
 from kvstore.tiers.store import BlockStore
-from tests.unit.tiers.stores import MIB, opened, small
+from tests.unit.tiers.stores import MIB, audit, keys_of, opened, put, small
 
 NODE = b"n" * 16
 
@@ -252,3 +254,33 @@ def test_closing_a_store_unmaps_its_memory() -> None:
     BlockStore(config).close()
     assert str(config.memory_file) not in Path("/proc/self/maps").read_text()
     purge(config.memory_file)
+
+
+def test_headers_that_find_no_memory_take_it_from_a_segment_and_the_store_goes_on() -> None:
+    large = NamespaceSpec("large", 4, parts=(PartSpec("0", 250_000),))
+    small_blocks = NamespaceSpec("small", 4, parts=(PartSpec("0", 4096),))
+    for extra in range(0, 2 * MIB, 100_000):  # whatever is left over beside whole segments
+        with opened(capacity=5 * MIB + extra) as store:
+            session = store.open_session(False)
+            for spec in (large, small_blocks, large):
+                view = store.open_namespace(spec.canonical())
+                outcomes = [put(store, session, view, keys_of(spec, (number,)))[0][0] for number in range(40)]
+                assert set(outcomes) == {1}
+            while store._evictor.grow():
+                pass
+            audit(store)
+
+
+def test_memory_backed_before_a_restart_is_used_again_before_more_is_taken() -> None:
+    config = small(5 * MIB)
+    with opened(config) as store:
+        while store._evictor.grow():
+            pass
+        backed = store.stat().tiers[0].backed_bytes
+        store.close()
+        for _ in range(3):
+            again = BlockStore(replace(config, prefault=False))
+            assert again.stat().tiers[0].backed_bytes == backed
+            while again._evictor.grow():
+                assert again.stat().tiers[0].backed_bytes == backed
+            again.close()
