@@ -19,8 +19,8 @@ from kvstore.cli.demo_run import INTERRUPTS, Decoder, Node, Stage, Workspace
 app = typer.Typer(pretty_exceptions_enable=False)
 _LIBRARIES = ("torch", "safetensors", "tokenizers", "prometheus_client")
 BUNDLED = Path(__file__).resolve().parent.parent / "connector" / "decoder" / "bundled"
-FIRST = "How does it go on: And the LORD spake unto the fish"
-SECOND = "How does it go on: So Jonah went out of the city"
+FIRST = "How does it go on: And God said to Jonah"
+SECOND = "What did the LORD prepare?"
 
 
 @app.command()
