@@ -136,6 +136,8 @@ class Committer:
             state.ready_bytes += size
         index.ready[rows] = before | np.uint64(mask)
         index.state[rows] = READY
+        if state.placement:
+            state.placement.arrived(rows, mask)
 
     # --- give up, under the lock ---------------------------------------------------------------------------
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-
-import numpy as np
+import time
+from typing import TYPE_CHECKING
 
 from kvstore.core.keys import KeyArray
-from kvstore.tiers.columns import IntArray
-from kvstore.tiers.index import FREE, READY
+from kvstore.tiers.index import READY
 from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.reclaiming import Reclaimer
 from kvstore.tiers.segments import SlotClass
 from kvstore.tiers.state import PIECE, State
-from kvstore.tiers.tier import NO_SLOT, TierKind
+
+if TYPE_CHECKING:
+    from kvstore.tiers.demoting import Demoter
+    from kvstore.tiers.placement import Placement
 
 _BATCH = 16  # blocks evicted at a time under the lock
-_SEGMENTS = 4  # segments tried when one must be emptied for another slot class
-_SCAN = 65_536
+_LOOK = 0.05  # seconds between looks at what waits
 
 
 class Evictor:
@@ -25,21 +27,26 @@ class Evictor:
     def __init__(self, state: State) -> None:
         self._state = state
         self._growth = threading.Lock()
+        self.reclaimer = Reclaimer(state, self._evictable, self._let_go)
+        self.demoter: Demoter | None = None  # of a store with an NVMe tier
 
     def make_room(self, kind: SlotClass | None, count: int) -> int:
         """Frees room for ``count`` slots of a class (None: for index rows). 0: nothing could go."""
         if kind is None:
+            if self.demoter:
+                with self._state.lock:
+                    return self.demoter.make_nvme_room(min(_BATCH, count))
             return sum(self._evict_batch(min(_BATCH, count - done), None, 0) for done in range(0, count, _BATCH))
-        if self.grow():
+        if self.grow() or (not self._enough(kind, 1) and self.reclaimer.reclaim(kind)):
             return 1
+        if self._state.placement and self.demoter:
+            return self._wait_for_room(self._state.placement, self.demoter, kind, count)
         evicted = 0
         for _ in range(-(-max(4 * count, 64) // _BATCH)):
             batch = self._evict_batch(_BATCH, kind, count)
             evicted += batch
             if not batch or self._enough(kind, count):
                 break
-        if not self._enough(kind, 1):
-            evicted += self._empty_a_segment(kind)
         return evicted
 
     def grow(self) -> bool:
@@ -52,7 +59,59 @@ class Evictor:
         state = self._state
         with state.lock:
             short = state.dram.shortage(state.config.high_watermark, state.config.low_watermark)
+        if any(self.reclaimer.reclaim(kind) for kind, _ in short):
+            return True
+        if state.placement and self.demoter:
+            left = [count - state.placement.leaving[kind] for kind, count in short]
+            return any(self._send_off(min(count, _BATCH)) for count in left if count > 0)
         return any(self._evict_batch(min(count, _BATCH), None, count) for _, count in short)
+
+    # --- room in a store with an NVMe tier -----------------------------------------------------------------
+
+    def _wait_for_room(self, placement: Placement, demoter: Demoter, kind: SlotClass, count: int) -> int:
+        """Sends victims off and waits for those that are being written; 0: no room came in time."""
+        state, deadline = self._state, time.monotonic() + self._state.config.room_wait
+        while True:
+            with state.lock:
+                missing = count - state.dram.room(kind) - placement.leaving[kind]
+            sent = self._send_off(max(missing, _BATCH), kind, count) if missing > 0 else 0
+            with state.lock:
+                if state.dram.room(kind) >= count:
+                    return 1
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return int(state.dram.room(kind) > 0)
+                if placement.leaving[kind] > 0:
+                    placement.room.wait(min(_LOOK, left))
+                    continue
+            if not sent and not self._last_resort(demoter, kind):
+                return int(self._enough(kind, 1))
+
+    def _send_off(self, most: int, kind: SlotClass | None = None, count: int = 0) -> int:
+        """Sends up to ``most`` victims off; fewer when nothing can go, or when enough of the class will be free."""
+        state, demoter, placement, sent = self._state, self.demoter, self._state.placement, 0
+        assert demoter is not None
+        assert placement is not None
+        while sent < most:
+            with state.lock:
+                for _ in range(min(_BATCH, most - sent)):
+                    row = state.policy.victim(demoter.evictable)
+                    if row is None:
+                        return sent
+                    demoter.send_off(row)
+                    sent += 1
+                    if kind is not None and state.dram.room(kind) + placement.leaving[kind] >= count:
+                        return sent
+        return sent
+
+    def _last_resort(self, demoter: Demoter, kind: SlotClass) -> int:
+        """A block that cannot be written goes with its branch; else a segment of another class is emptied."""
+        state = self._state
+        with state.lock:
+            row = state.policy.victim(demoter.evictable_with_branch)
+        if row is not None:
+            return state.drop_subtree(row, "evicted")[0]
+        return int(self.reclaimer.reclaim(kind))
 
     # --- victims -------------------------------------------------------------------------------------------
 
@@ -74,47 +133,16 @@ class Evictor:
         return most
 
     def _evictable(self, row: int) -> bool:
+        if self.demoter:
+            return self.demoter.evictable(row)
         index = self._state.index
         return index.state_at[row] == READY and not index.leases_at[row]
 
-    # --- a segment for another slot class ------------------------------------------------------------------
-
-    def _empty_a_segment(self, kind: SlotClass) -> int:
-        """Drops what is in the emptiest segments of other classes until one is empty."""
-        state = self._state
-        with state.lock:
-            others = [(used, at) for at, (other, _, used) in state.dram.classes().items() if other != kind]
-        dropped = 0
-        for _, segment in sorted(others)[:_SEGMENTS]:
-            rows = self._rows_in(segment)
-            with state.lock:
-                if (state.index.leases[rows] > 0).any():
-                    continue
-                keys = [(row, state.index.namespace_at[row], state.index.key(row)) for row in rows.tolist()]
-            for row, number, key in keys:
-                with state.lock:
-                    same = state.index.find_one(number, key) == row
-                if same:
-                    dropped += state.drop_subtree(row, "evicted")[0]
-            if self._enough(kind, 1):
-                break
-        return dropped
-
-    def _rows_in(self, segment: int) -> IntArray:
-        """Rows that have a part in a segment."""
-        state, found = self._state, []
-        index, slot = state.index, state.index.parts.slot[TierKind.DRAM]
-        for start in range(0, index.rows_used, _SCAN):
-            with state.lock:
-                rows = start + np.flatnonzero(index.state[start : min(start + _SCAN, index.rows_used)] != FREE)
-                at = index.first_part[rows].astype(np.int64)
-                while len(rows):
-                    rows, at = rows[at >= 0], at[at >= 0]
-                    slots = slot[at]
-                    there = slots != NO_SLOT
-                    found.append(rows[there][state.dram.segment_of(slots[there]) == segment])
-                    at = index.parts.next[at].astype(np.int64)
-        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+    def _let_go(self, row: int) -> None:
+        if self.demoter:
+            self.demoter.send_off(row)
+        else:
+            self._state.drop(row, "evicted")
 
     # --- on demand -----------------------------------------------------------------------------------------
 
@@ -161,5 +189,5 @@ class Evictor:
         counts = self.drop_all(namespace, "namespace")
         with self._state.lock:
             if not namespace.rows:
-                self._state.namespaces.finish_drop(namespace)
+                self._state.finish_drop(namespace)
         return counts

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,12 @@ from kvstore.tiers.state import PIECE, State
 from kvstore.tiers.tier import GRANULE, SlotArray, TierKind, U32Array, U64Array
 from kvstore.tiers.values import NO_GENERATIONS, NO_OFFSETS, Acquired, MatchResult, MissReason, PartMatch
 
+if TYPE_CHECKING:
+    from kvstore.tiers.placement import Placement
+
 _COUNT = np.arange(PIECE, dtype=np.uint32)
 _SHIFT = np.uint64(GRANULE.bit_length() - 1)
+_USED = {1: "nvme_hit_blocks", 2: "prefetch_used_blocks"}  # counters, by why a block was brought to DRAM
 
 
 @dataclass(slots=True)
@@ -89,7 +94,14 @@ class Matcher:
         namespace.used = time.time()
         self._count(len(keys), blocks)
         found = tuple(_part_match(namespace, part, ready) for part in wanted)
-        return MatchResult(blocks, ((TierKind.DRAM, blocks),), found, miss)
+        return MatchResult(blocks, self._by_tier(path, blocks, need), found, miss)
+
+    def _by_tier(self, path: list[IntArray], blocks: int, need: np.uint64) -> tuple[tuple[TierKind, int], ...]:
+        placement = self._state.placement
+        if placement is None:
+            return ((TierKind.DRAM, blocks),)
+        rows = np.concatenate(path) if path else NO_ROWS
+        return ((TierKind.DRAM, _leading(placement.dram[rows] & need == need)), (TierKind.NVME, blocks))
 
     def _count(self, asked: int, found: int) -> None:
         with self._state.lock:
@@ -150,9 +162,10 @@ class Matcher:
 
     def acquire(
         self, session: Session, namespace: Namespace, keys: KeyArray, first: int, parts: tuple[int, ...], mask: int,
-        request: int, max_blocks: int,
+        request: int, max_blocks: int, again: bool = False,
     ) -> Found:  # fmt: skip
-        """Leases blocks ``first`` to the end of the prefix (at most ``max_blocks``) and touches the whole prefix."""
+        """Leases blocks ``first`` to the end of the prefix (at most ``max_blocks``) and touches the whole prefix,
+        unless this is a repetition (``again``). Of a prefix that is partly on NVMe only, what is in DRAM is leased."""
         state, need = self._state, np.uint64(mask)
         find = partial(self._complete, need=need) if mask else self._resident
         end = min(len(keys), first + max_blocks) if max_blocks else len(keys)
@@ -167,14 +180,14 @@ class Matcher:
                 if len(rows) == len(piece) and not last:
                     state.hold(rows)
                     continue
-                return self._lease(session, namespace, keys, held, first, end, parts, request)
+                return self._lease(session, namespace, keys, held, first, end, parts, request, again)
             finally:
                 state.lock.release()
         raise AssertionError("unreachable: the last piece returns")
 
     def _lease(
         self, session: Session, namespace: Namespace, keys: KeyArray, pieces: list[IntArray], first: int, end: int,
-        parts: tuple[int, ...], request: int,
+        parts: tuple[int, ...], request: int, again: bool,
     ) -> Found:  # fmt: skip
         """Under the lock. All pieces but the last are held already."""
         state = self._state
@@ -183,7 +196,8 @@ class Matcher:
             raise SessionLost("the session has ended; open a new one")
         path = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         early = len(path) - len(pieces[-1])
-        self._note(path, len(keys), request)
+        if not again:
+            self._note(path, len(keys), request)
         size = sum(namespace.cuts[part].length for part in parts)
         stop = min(end, len(path))
         room = state.holdings.room(session, len(parts), size)
@@ -191,6 +205,8 @@ class Matcher:
         if stop - first > room:
             stop, miss = first + room, MissReason.BUSY
         rows = path[first:stop] if first < stop else NO_ROWS
+        if state.placement and len(rows) > (here := self._loaded(state.placement, rows, parts)):
+            rows, miss = rows[:here], MissReason.LOADING
         state.hold(rows)
         if early:
             state.unhold(path[:early])
@@ -207,6 +223,15 @@ class Matcher:
         state.policy.touched(path, request, time.monotonic(), asked)
         counters["acquire_calls"] += 1
         counters["hit_blocks"] += len(path)
+
+    def _loaded(self, placement: Placement, rows: IntArray, parts: tuple[int, ...]) -> int:
+        """How many of the first rows have all in DRAM that is READY of these parts."""
+        mask = np.uint64(sum(1 << part for part in parts))
+        here = _leading(self._state.index.ready[rows] & ~placement.dram[rows] & mask == 0)
+        if placement.fresh_rows:
+            for row in rows[:here][placement.fresh[rows[:here]] > 0].tolist():
+                self._state.counters[_USED[placement.used(row)]] += 1
+        return here
 
     def _locate(self, namespace: Namespace, found: Found, rows: IntArray, parts: tuple[int, ...]) -> None:
         index, table = self._state.index, self._state.index.parts

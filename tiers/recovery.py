@@ -6,14 +6,16 @@ others are dropped. Sessions whose process still lives keep the slots they may t
 
 from __future__ import annotations
 
+import contextlib
 import time
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.core.errors import ConfigError
+from kvstore.core.errors import ConfigError, KVStoreError
 from kvstore.tiers.bulk import insert_many
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.index import READY
@@ -24,7 +26,9 @@ from kvstore.tiers.state import State
 from kvstore.tiers.tier import Entries, SlotArray, TierKind, U32Array, U64Array
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
+_UNKNOWN = 0xFFFF  # no namespace has this id
 Mask = npt.NDArray[np.bool_]
+U8Array = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
@@ -39,25 +43,47 @@ class _Blocks:
 
 
 def recover(state: State, registry: Registry) -> None:
-    """Fills an empty state from its memory file; nobody else uses it yet."""
+    """Fills an empty state from its memory file and its NVMe tier; nobody else uses it yet. Raises OSError."""
     started = time.monotonic()
-    entries = _joined(list(state.dram.recover()))
+    in_memory, on_disk = list(state.dram.recover()), list(_nvme_entries(state))
+    entries = _joined(in_memory + on_disk)
+    sizes = [sum(map(len, in_memory)), sum(map(len, on_disk))]
+    tiers = np.repeat(np.array([TierKind.DRAM, TierKind.NVME], np.uint8), sizes)
     orphans = _living_sessions(state)
     good = _fitting(state, entries)
-    dropped, entries = entries.slots[~good], _chosen(entries, good)
+    dropped = [(entries.slots[~good], tiers[~good])]
+    entries, tiers = _chosen(entries, good), tiers[good]
     blocks = _blocks(entries)
-    keep = blocks.sound[blocks.of] & _first_of_its_kind(entries, blocks)
-    _check_room(state, int(keep.sum()))
-    rows = _insert(state, entries, blocks)[blocks.of]
+    keep = blocks.sound[blocks.of] & _first_of_its_kind(entries, blocks, tiers)
+    _check_room(state, len(_once(entries, blocks.of, keep)))
+    inserted = _insert(state, entries, blocks)
+    rows = inserted[blocks.of]
     keep &= rows >= 0
-    _place(state, entries, keep, rows)
-    dropped = np.concatenate((dropped, entries.slots[~keep]))
-    if len(dropped):
-        state.dram.free(dropped)  # what a living session may touch is taken again right below
-    _adopt_sessions(state, registry, entries, keep, rows, orphans)
+    for tier in (TierKind.DRAM, TierKind.NVME):
+        _place(state, entries, keep & (tiers == tier), rows, tier)
+    _count(state, entries, _once(entries, rows, keep))
+    _tell_policy(state, entries, blocks, inserted)
+    dropped.append((entries.slots[~keep], tiers[~keep]))
+    state.counters["dropped_orphan_parts"] += _free(state, dropped)  # what a living session may touch is taken again
+    _adopt_sessions(state, registry, entries, keep & (tiers == TierKind.DRAM), rows, orphans)
     state.counters["adopted_parts"] += int(keep.sum())
-    state.counters["dropped_orphan_parts"] += len(dropped)
     state.recovery_seconds = time.monotonic() - started
+
+
+def _nvme_entries(state: State) -> Iterator[Entries]:
+    """What the NVMe tier has, its namespaces renumbered as they are here; those that have no room here are left out."""
+    if state.placement is None:
+        return
+    nvme, ours = state.placement.nvme, np.full(1 << 16, _UNKNOWN, np.uint16)
+    for batch in nvme.recover():
+        if not state.placement.numbers:
+            for number, canonical in nvme.namespaces().items():
+                with contextlib.suppress(KVStoreError):
+                    root = state.namespaces.open(canonical, strict=False).root
+                    found = state.namespaces.by_root(root)
+                    state.placement.numbers[found.id] = number
+                    ours[number] = found.id
+        yield replace(batch, namespaces=ours[batch.namespaces])
 
 
 def _joined(batches: list[Entries]) -> Entries:
@@ -145,11 +171,11 @@ def _reaches_root(parent: IntArray, good: Mask) -> Mask:
     return sound
 
 
-def _first_of_its_kind(entries: Entries, blocks: _Blocks) -> Mask:
-    """False for a second entry of the same (block, part), and where parts of a block disagree about its place."""
+def _first_of_its_kind(entries: Entries, blocks: _Blocks, tiers: U8Array) -> Mask:
+    """False for a second entry of the same (block, part, tier), and where entries disagree about a block's place."""
     keep = np.full(len(entries), len(entries) == len(blocks.entry))
     if not keep.all():
-        keep[np.unique(blocks.of * 64 + entries.parts, return_index=True)[1]] = True
+        keep[np.unique((blocks.of * 64 + entries.parts) * 4 + tiers, return_index=True)[1]] = True
     return np.asarray(keep & (entries.blocks == entries.blocks[blocks.entry][blocks.of]))
 
 
@@ -169,33 +195,62 @@ def _insert(state: State, entries: Entries, blocks: _Blocks) -> IntArray:
     which = blocks.entry[chosen]
     parents = np.where(above >= 0, place[above], -1)
     rows[chosen] = insert_many(state.index, entries.namespaces[which], entries.keys[which], parents, depth[chosen])
-    ages = np.maximum(time.time() - blocks.stamp[chosen].astype(np.float64), 0.0)
-    order = np.lexsort((-depth[chosen].astype(np.int64), -ages))
-    state.policy.restored(rows[chosen[order]], ages[order], time.monotonic())
     return rows
 
 
-def _place(state: State, entries: Entries, keep: Mask, rows: IntArray) -> None:
-    """Locations, READY bits and sizes of the parts that stay."""
-    index = state.index
+def _tell_policy(state: State, entries: Entries, blocks: _Blocks, rows: IntArray) -> None:
+    """In order of last use, with the times they had."""
+    chosen = np.flatnonzero(rows >= 0)
+    ages = np.maximum(time.time() - blocks.stamp[chosen].astype(np.float64), 0.0)
+    depth = entries.blocks[blocks.entry[chosen]].astype(np.int64)
+    order = np.lexsort((-depth, -ages))
+    state.policy.restored(rows[chosen[order]], ages[order], time.monotonic())
+
+
+def _once(entries: Entries, blocks: IntArray, keep: Mask) -> IntArray:
+    """One kept entry of each (block, part), though two tiers have it."""
+    kept = np.flatnonzero(keep)
+    return np.asarray(kept[np.unique(blocks[kept] * 64 + entries.parts[kept], return_index=True)[1]])
+
+
+def _free(state: State, dropped: list[tuple[SlotArray, U8Array]]) -> int:
+    """Slots that are not re-adopted become free: how many."""
+    slots, tiers = (np.concatenate(column) for column in zip(*dropped, strict=True))
+    for tier in state.tiers:
+        mine = slots[tiers == tier.kind]
+        if len(mine):
+            tier.free(mine)
+    return len(slots)
+
+
+def _place(state: State, entries: Entries, keep: Mask, rows: IntArray, tier: TierKind) -> None:
+    """Locations and READY bits of the parts that stay in one tier."""
+    index, placement = state.index, state.placement
     for part in np.unique(entries.parts[keep]).tolist():
         mine = np.flatnonzero(keep & (entries.parts == part))
-        at = index.add_parts(rows[mine], part)
-        index.parts.slot[TierKind.DRAM][at] = entries.slots[mine]
-        index.parts.generation[TierKind.DRAM][at] = entries.generations[mine]
+        at = index.part_rows(rows[mine], part)
+        new = np.flatnonzero(at < 0)
+        at[new] = index.add_parts(rows[mine[new]], part)
+        index.parts.slot[tier][at] = entries.slots[mine]
+        index.parts.generation[tier][at] = entries.generations[mine]
         index.ready[rows[mine]] |= np.uint64(1 << part)
         index.importance[rows[mine]] = entries.importance[mine]
-        state.unverified[at] = 1
-        state.unverified_parts += len(at)
-    index.state[rows[keep]] = READY
-    _count(state, entries, keep)
+        if placement:
+            placement.residence.parts[tier][rows[mine]] |= np.uint64(1 << part)
+        if tier == TierKind.DRAM:
+            state.unverified[at] = 1
+            state.unverified_parts += len(at)
+    there = np.unique(rows[keep])
+    index.state[there] = READY
+    if placement and len(there):
+        placement.residence.enter(there, tier)
 
 
-def _count(state: State, entries: Entries, keep: Mask) -> None:
-    state.ready_bytes = int(entries.lengths[keep].sum())
+def _count(state: State, entries: Entries, once: IntArray) -> None:
+    state.ready_bytes = int(entries.lengths[once].sum())
     for namespace in state.namespaces:
         namespace.rows = state.index.blocks_of(namespace.id)
-        namespace.bytes = int(entries.lengths[keep & (entries.namespaces == namespace.id)].sum())
+        namespace.bytes = int(entries.lengths[once[entries.namespaces[once] == namespace.id]].sum())
 
 
 # --- sessions of the last boot --------------------------------------------------------------------------------

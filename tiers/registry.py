@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from kvstore.core.errors import Busy, SessionLost
 from kvstore.tiers.committing import Committer
@@ -22,6 +23,7 @@ class Registry:
         self._reaping = threading.Lock()
         self.waiting: list[Session] = []
         self.wake = threading.Event()
+        self.ended: Callable[[Session], None] = lambda session: None  # told when a client has gone
 
     def open(self, shared_memory: bool, name: str) -> Session:
         """A new session. Raises Busy when there are ``max_sessions``."""
@@ -56,6 +58,7 @@ class Registry:
                 return
             session.closed = True
             self.waiting.append(session)
+        self.ended(session)
         self.reap()
         if self.waiting:
             self.wake.set()

@@ -5,20 +5,28 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter, deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.tiers.columns import IntArray, column
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.eviction import make_policy
+from kvstore.tiers.eviction import EvictionPolicy, make_policy
+from kvstore.tiers.idle import IdleFirst
 from kvstore.tiers.index import EVICTING, BlockIndex
 from kvstore.tiers.leases import Holdings
 from kvstore.tiers.memfile import MemoryFile, lock_path
 from kvstore.tiers.namespaces import Namespace, Namespaces
+from kvstore.tiers.pins import Pins
+from kvstore.tiers.residence import Residence
 from kvstore.tiers.sessions import LockFile, Session, SessionTable
-from kvstore.tiers.tier import NO_SLOT, SlotArray, Tier
+from kvstore.tiers.tier import NO_SLOT, SlotArray, Tier, TierKind
 from kvstore.tiers.values import StoreConfig
+
+if TYPE_CHECKING:
+    from kvstore.tiers.nvme.tier import NvmeTier
+    from kvstore.tiers.placement import Placement
 
 PIECE = 256  # keys worked on at a time under the lock
 
@@ -26,28 +34,42 @@ PIECE = 256  # keys worked on at a time under the lock
 class State:
     """Guarded by ``lock``; methods are called with it held unless they say otherwise."""
 
-    def __init__(self, config: StoreConfig, file: MemoryFile) -> None:
+    def __init__(self, config: StoreConfig, file: MemoryFile, nvme: NvmeTier | None = None) -> None:
         self.config = config
         self.file = file
         self.lock = threading.Lock()
         self.boot_id = secrets.token_bytes(16)
         self.dram = DramTier(file, self.lock)
-        self.tiers: tuple[Tier, ...] = (self.dram,)
+        self.tiers: tuple[Tier, ...] = (self.dram, nvme) if nvme else (self.dram,)
         self.namespaces = Namespaces(file)
         self.lock_file = LockFile(lock_path(file.path))
-        blocks = config.max_blocks or max(65_536, config.capacity_bytes >> 14)
-        self.index = BlockIndex(blocks, config.max_parts or blocks)
-        self.policy = make_policy(config.policy, self.index, self._block_tokens)
+        room = config.capacity_bytes + (nvme.capacity if nvme else 0)
+        blocks = config.max_blocks or max(65_536, room >> 14)
+        parts = config.max_parts or max(blocks, config.capacity_bytes >> 12)  # no tier has more slots than that
+        self.index = BlockIndex(blocks, parts)
+        residence = Residence(self.index, (TierKind.DRAM, TierKind.NVME)) if nvme else None
+        orders = [residence.rows(tier) for tier in residence.tiers] if residence else []
+        policy = make_policy(config.policy, self.index, self._block_tokens, orders)
+        self.policy: EvictionPolicy = IdleFirst(policy, self.namespaces, config.namespace_idle)
         table = SessionTable(file)
         self.holdings = Holdings(table, config.max_leased_bytes or config.capacity_bytes // 2)
         self.sessions: dict[int, Session] = {}
         self.counters: Counter[str] = Counter()
-        self.unverified: npt.NDArray[np.uint8] = column(config.max_parts or blocks, np.uint8)
+        self.unverified: npt.NDArray[np.uint8] = column(parts, np.uint8)
         self.unverified_parts = 0
         self.ready_bytes = 0
         self.recovery_seconds = 0.0
         self.touches: deque[IntArray] = deque(maxlen=4096)  # rows used lately, for the stamps in their headers
         self.writing = 0  # rows that no part of is READY yet
+        self.pins = Pins(self)
+        self.placement = self._placement(nvme, residence)  # None: there is DRAM only
+
+    def _placement(self, nvme: NvmeTier | None, residence: Residence | None) -> Placement | None:
+        if nvme is None or residence is None:
+            return None
+        from kvstore.tiers.placement import Placement
+
+        return Placement(self, nvme, residence)
 
     def _block_tokens(self, namespace: int) -> int:
         found = self.namespaces.by_id(namespace)
@@ -83,7 +105,11 @@ class State:
     def drop(self, row: int, cause: str) -> bool:
         """Drops a block without children: nobody finds it any more. False: held, so its slots come back later."""
         index = self.index
+        if index.pins_at[row]:
+            self.pins.dropped(row)
         self.policy.removed(row)
+        if self.placement:
+            self.placement.gone(row)
         self._uncount(row)
         self.counters["dropped_blocks_" + cause] += 1
         index.state_at[row] = EVICTING
@@ -138,10 +164,18 @@ class State:
         for at in index.parts.of(row):
             self.verified(at)
         namespace = self.namespace_of(row)
+        if self.placement:
+            self.placement.removed(row)
         index.remove(row)
         namespace.rows -= 1
         if namespace.dropping and not namespace.rows:
-            self.namespaces.finish_drop(namespace)
+            self.finish_drop(namespace)
+
+    def finish_drop(self, namespace: Namespace) -> None:
+        """The last block of a dropped namespace has gone."""
+        self.namespaces.finish_drop(namespace)
+        if self.placement:
+            self.placement.forget_namespace(namespace)
 
     def verified(self, part_row: int) -> None:
         """The part needs no check before use any more."""

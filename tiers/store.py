@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,13 +20,15 @@ from kvstore.tiers.housekeeping import Housekeeper
 from kvstore.tiers.layout import Layout
 from kvstore.tiers.matching import Matcher, part_mask
 from kvstore.tiers.memfile import MemoryFile
+from kvstore.tiers.movement import Movement
 from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.opening import disk_error, nvme_report, open_nvme
 from kvstore.tiers.reading import Reader
 from kvstore.tiers.recovery import recover
 from kvstore.tiers.registry import POLL_SECONDS, Registry
 from kvstore.tiers.sessions import Session
 from kvstore.tiers.state import State
-from kvstore.tiers.tier import U16Array, U64Array
+from kvstore.tiers.tier import TierKind, U16Array, U64Array
 from kvstore.tiers.values import (
     AckLevel,
     Acquired,
@@ -33,6 +36,8 @@ from kvstore.tiers.values import (
     MatchResult,
     NamespaceStat,
     NamespaceView,
+    Prefetched,
+    PutOutcome,
     Reserved,
     SharedMemory,
     StoreConfig,
@@ -59,11 +64,18 @@ class BlockStore:
         self._closing = threading.Lock()
         self._closed = False
         self._threads: list[Background] = []
-        file = MemoryFile(config.memory_file, config.node_id, config.product, self._plan)
+        self._movement: Movement | None = None
+        nvme = open_nvme(config)
         try:
-            self._state = State(config, file)
+            file = MemoryFile(config.memory_file, config.node_id, config.product, self._plan)
+            try:
+                self._state = State(config, file, nvme)
+            except BaseException:
+                file.close()
+                raise
         except BaseException:
-            file.close()
+            if nvme:
+                nvme.close()
             raise
         try:
             self._open(fresh=file.fresh)
@@ -79,10 +91,22 @@ class BlockStore:
         self._matcher = Matcher(self._state)
         self._writer = Writer(self._state, self._evictor.make_room)
         self._reader = Reader(self._state, self._matcher, self._registry)
-        if not fresh:
-            recover(self._state, self._registry)
+        try:
+            if not fresh or self._state.placement:
+                recover(self._state, self._registry)
+        except OSError as error:
+            raise disk_error(self.config, error) from error
+        self._movement = self._move()
         self._evictor.grow()
         self._threads = self._start()
+
+    def _move(self) -> Movement | None:
+        if self._state.placement is None:
+            return None
+        movement = Movement(self._state, self._state.placement, self._evictor.make_room)
+        self._evictor.demoter, self._reader.promoter = movement.demoter, movement.promoter
+        self._registry.ended = lambda session: movement.promoter.cancel(session.token)
+        return movement
 
     def _plan(self, page: int) -> Layout:
         config = self.config
@@ -97,10 +121,21 @@ class BlockStore:
         threads = [self._reaper, self._pressure, Background("housekeeping", self._housekeeper.step, self._failed)]
         if self.config.prefault:
             threads.append(Background("prefault", lambda: 0.0 if self._evictor.grow() else None, self._failed))
-        return threads
+        return threads + (self._start_moving(self._movement) if self._movement else [])
+
+    def _start_moving(self, movement: Movement) -> list[Background]:
+        settle = Background("settle", movement.settle, self._failed)
+        movement.settle_soon = settle.wake.set
+        return [
+            settle,
+            Background(
+                "evict-nvme", lambda: 0.0 if movement.keep_nvme_watermarks() else _PRESSURE_SECONDS, self._failed
+            ),
+        ]
 
     def close(self) -> None:
-        """Stops the threads and unmaps the file, which keeps everything for the next start."""
+        """Stops the threads and unmaps the file, which keeps everything for the next start. What is in DRAM only is
+        written to NVMe first, as far as ``flush_seconds`` go."""
         with self._closing:
             if self._closed:
                 return
@@ -108,6 +143,12 @@ class BlockStore:
         for thread in self._threads:
             thread.stop()
         self._housekeeper.flush()
+        if self._movement:
+            self._movement.flush(self.config.flush_seconds)
+            self._movement.close()
+            self._movement.settle()
+        if self._state.placement:
+            self._state.placement.nvme.close()
         self._state.close()
 
     def __enter__(self) -> BlockStore:
@@ -170,7 +211,7 @@ class BlockStore:
         """Drops a namespace: how many blocks it had, those of them a lease still keeps. Raises UnknownNamespace."""
         with self._use().lock:
             found = self._state.namespaces.by_root(root)
-        return self._evictor.drop_namespace(found)
+        return self._upkeep.lifecycle.drop(root)
 
     def _describe(self, found: Namespace) -> NamespaceStat:
         idle = max(0.0, time.time() - found.used)
@@ -205,16 +246,41 @@ class BlockStore:
     def acquire(
         self, session: Session, namespace: int, keys: KeyArray, first_block: int = 0, parts: Sequence[int] = (),
         request_id: int = 0, max_blocks: int = 0, range_offset: int = 0, range_length: int = 0,
+        deadline: float | None = None, whole: bool = False,
     ) -> Acquired:  # fmt: skip
         """Leases the cached blocks of a whole chain from ``first_block`` on (at most ``max_blocks``, 0: no limit).
 
         The range (bytes of each part, 0 and 0: all) says whose chunks' checksums are wanted. Raises InvalidArgument,
         MisalignedRange, SessionLost, UnknownNamespace.
+
+        Blocks that are on NVMe only are loaded when there is a ``deadline`` (time.monotonic); what has come is answered
+        at once, with ``prefix_blocks`` beyond ``blocks``, and the rest goes on loading for the next call. ``whole``:
+        answered when all has come. What does not come in time is a miss, LOADING.
         """
         return self._reader.acquire(
             session, self._namespace(namespace), keys, first_block, parts, request_id, max_blocks, range_offset,
-            range_length,
+            range_length, deadline, whole,
         )  # fmt: skip
+
+    def prefetch(
+        self, session: Session, namespace: int, keys: KeyArray, tier: TierKind = TierKind.DRAM,
+        parts: Sequence[int] = (), deadline: float | None = None,
+    ) -> Prefetched:  # fmt: skip
+        """Starts bringing blocks of a whole chain to a tier ahead of their use; joins what is on its way. What has not
+        started at the deadline (time.monotonic), or when the session ends, is dropped.
+
+        Raises Unsupported, UnknownNamespace, SessionLost, InvalidArgument.
+        """
+        space = self._namespace(namespace)
+        self._registry.check(session)
+        if tier != TierKind.DRAM or self._movement is None:
+            raise Unsupported(
+                f"prefetch to {TierKind(tier).name.lower()} is not possible here: blocks are brought from NVMe to "
+                "DRAM, by a node that has both"
+            )
+        wanted, _ = part_mask(space, parts)
+        mask = sum(1 << part for part in wanted)
+        return self._movement.promoter.prefetch(session.token, space, keys, mask, deadline)
 
     def release(self, session: Session, leases: Sequence[int]) -> list[bool]:
         """Gives leases back; for each whether it was held until now."""
@@ -226,25 +292,77 @@ class BlockStore:
     def reserve(
         self, session: Session, namespace: int, chain: ChainSlice, parts: Sequence[int] = (), request_id: int = 0,
         importance: U16Array | None = None, appended_tokens: int = 0, ack: int = AckLevel.VISIBLE,
+        deadline: float | None = None,
     ) -> Reserved:  # fmt: skip
         """Slots for the blocks of ``chain`` that are not here, to be filled and committed or aborted by the caller.
 
+        With acknowledgement DURABLE, blocks that are here already are made durable now; NOT_DURABLE: not in time.
         Raises InvalidArgument, BadKey, SessionLost, UnknownNamespace, Unsupported.
         """
-        _check_ack(ack)
+        self._check_ack(ack)
         space = self._namespace(namespace)
         space.used = time.time()
         wanted, _ = part_mask(space, parts)
-        return self._writer.reserve(session, space, chain, wanted, request_id, importance, appended_tokens)
+        reserved = self._writer.reserve(session, space, chain, wanted, request_id, importance, appended_tokens)
+        if ack != AckLevel.DURABLE or PutOutcome.PRESENT not in reserved.outcomes:
+            return reserved
+        outcomes = self._made_durable(space, chain.keys, reserved.outcomes, PutOutcome.PRESENT, deadline)
+        return replace(reserved, outcomes=outcomes)
 
-    def commit(self, session: Session, reservation: int, checksums: U64Array, ack: int = AckLevel.VISIBLE) -> bytes:
+    def commit(
+        self, session: Session, reservation: int, checksums: U64Array, ack: int = AckLevel.VISIBLE,
+        deadline: float | None = None,
+    ) -> bytes:  # fmt: skip
         """Makes reserved blocks visible; one PutOutcome byte each. ``checksums``: of every chunk, in slot order.
 
+        With acknowledgement DURABLE it returns when the blocks, and all that they hang on, are synced on NVMe; a block
+        for which the deadline (time.monotonic, 0 and none: ``durable_wait``) comes first is NOT_DURABLE, but visible.
         Raises InvalidArgument, SessionLost, Unsupported.
         """
-        _check_ack(ack)
+        self._check_ack(ack)
         self._use()
-        return self._committer.commit(session, reservation, checksums)
+        found = session.reservations.get(reservation)
+        outcomes = self._committer.commit(session, reservation, checksums)
+        if self._movement is None or found is None:
+            return outcomes
+        if ack == AckLevel.DURABLE:
+            return self._made_durable(found.namespace, found.keys, outcomes, PutOutcome.STORED, deadline)
+        if self.config.nvme_write_rule == "through":
+            self._movement.durability.copy(found.namespace, found.keys)
+        return outcomes
+
+    def _made_durable(
+        self, namespace: Namespace, keys: KeyArray, outcomes: bytes, which: PutOutcome, deadline: float | None
+    ) -> bytes:
+        """The outcomes, with NOT_DURABLE for those of one kind that are not durable in time."""
+        assert self._movement is not None
+        codes = np.frombuffer(outcomes, np.uint8).copy()
+        mine = np.flatnonzero(codes == which)
+        until = time.monotonic() + self.config.durable_wait if deadline is None else deadline
+        durable = self._movement.durability.wait(namespace, keys[mine], until)
+        codes[mine[~durable]] = PutOutcome.NOT_DURABLE
+        return codes.tobytes()
+
+    def _check_ack(self, ack: int) -> None:
+        if ack == AckLevel.VISIBLE:
+            return
+        if ack != AckLevel.DURABLE or self._movement is None:
+            name = AckLevel(ack).name.lower() if ack in list(AckLevel) else str(ack)
+            raise Unsupported(
+                f"acknowledgement level {name!r} is not supported by this node as it is configured; use 'visible'",
+                ack=name,
+            )
+        if (
+            self._movement.demoter.rule == "off"
+            or not self._state.placement
+            or not self._state.placement.nvme.accepting
+        ):
+            report = self._state.placement.nvme.health if self._state.placement else None
+            raise Unsupported(
+                "nothing can be made durable now: the NVMe tier takes no writes "
+                f"({(report.reason if report else '') or 'write rule off, or too much waits'}); use 'visible'",
+                ack="durable",
+            )
 
     def abort(self, session: Session, reservation: int) -> None:
         """Gives a reservation up; the caller writes to its slots no more. Raises InvalidArgument, SessionLost."""
@@ -280,6 +398,7 @@ class BlockStore:
                 unverified=state.unverified_parts, index_bytes=index.nbytes + state.policy.nbytes,
                 ready_bytes=state.ready_bytes, counters=dict(state.counters),
                 namespaces=tuple(self._describe(found) for found in state.namespaces),
+                nvme=nvme_report(state.placement, self._movement) if state.placement and self._movement else None,
             )  # fmt: skip
 
     # --- threads -------------------------------------------------------------------------------------------
@@ -310,12 +429,3 @@ def _check(config: StoreConfig) -> None:
         )
     if config.max_sessions < 1:
         raise ConfigError(f"max_sessions is {config.max_sessions}, not 1 or more")
-
-
-def _check_ack(ack: int) -> None:
-    if ack != AckLevel.VISIBLE:
-        known = ack in list(AckLevel)
-        name = AckLevel(ack).name.lower() if known else str(ack)
-        raise Unsupported(
-            f"acknowledgement level {name!r} is not supported by this node as it is configured; use 'visible'", ack=name
-        )

@@ -32,6 +32,7 @@ class PutOutcome(IntEnum):
     PARENT_MISSING = 5
     BUSY = 6
     CHECKSUM = 7
+    NOT_DURABLE = 8
 
 
 class MissReason(IntEnum):
@@ -44,6 +45,7 @@ class MissReason(IntEnum):
     CHECKSUM = 4
     BUSY = 5
     EVICTING = 6
+    LOADING = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,24 @@ class StoreConfig:
     ``capacity_bytes`` bounds the memory file, tables included. ``node_id`` (16 bytes) stays with the file.
     ``max_leased_slots`` and ``max_leased_bytes`` bound what one session holds in leases and reservations.
     Eviction starts when ``high_watermark`` of the slots of a size are used and stops at ``low_watermark``.
+
+    With ``nvme_dir`` there is an NVMe tier of ``nvme_capacity_bytes`` (segments of ``nvme_segment_bytes``). Write rule:
+    "clean" writes blocks when they leave DRAM, "through" when they are committed, "off" never. Of the former only those
+    of a score of ``nvme_admission`` or more are written; the threshold rises while more than ``nvme_write_bytes`` a
+    second, or ``nvme_drive_writes`` times the capacity a day, would be written (0: no bound). ``room_wait``: seconds
+    that a put waits for blocks on their way out of DRAM; ``durable_wait``: seconds that a commit waits to be durable;
+    ``flush_seconds``: how long ``close`` may write what is in DRAM only.
+
+    Hard pins may take ``max_pinned_bytes`` (0: a quarter of the capacity), those of one tenant
+    ``max_pinned_bytes_tenant`` (0: as many). Blocks of a namespace that nobody used for ``namespace_idle`` seconds go
+    before all others (0: they do not), and wholly after ``namespace_ttl`` (0: never). ``scrub_bytes`` a second of DRAM
+    are checked at rest (0: none), a pass begins every ``scrub_interval`` seconds.
     """
 
     memory_file: Path
     capacity_bytes: int
     node_id: bytes = bytes(16)
-    policy: str = "lru"
+    policy: str = "turnscore"
     segment_bytes: int = 0
     max_sessions: int = 256
     max_leased_slots: int = 0
@@ -68,6 +82,25 @@ class StoreConfig:
     high_watermark: float = 0.95
     low_watermark: float = 0.90
     prefault: bool = True
+    nvme_dir: Path | None = None
+    nvme_capacity_bytes: int = 0
+    nvme_segment_bytes: int = 0
+    nvme_write_rule: str = "clean"
+    nvme_admission: float = 0.0
+    nvme_write_bytes: int = 0
+    nvme_drive_writes: float = 0.0
+    nvme_io_threads: int = 8
+    nvme_movers: int = 4
+    nvme_scrub_bytes: int = 32 << 20
+    room_wait: float = 5.0
+    durable_wait: float = 10.0
+    flush_seconds: float = 0.0
+    max_pinned_bytes: int = 0
+    max_pinned_bytes_tenant: int = 0
+    namespace_idle: float = 3600.0
+    namespace_ttl: float = 0.0
+    scrub_bytes: int = 32 << 20
+    scrub_interval: float = 600.0
     product: str = "kvstore"
 
 
@@ -179,6 +212,32 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetched:
+    """Blocks of a prefetch: on their way now, in that tier already, not here (or refused: too many wait)."""
+
+    started: int
+    present: int
+    absent: int
+
+
+@dataclass(frozen=True, slots=True)
+class NvmeReport:
+    """The NVMe tier: state ok, degraded, read_only or failed, why, since when (seconds since the epoch), what to do.
+
+    ``counters`` only grow; ``threshold``: score that is written now; ``waiting``: moves queued by priority.
+    """
+
+    state: str
+    reason: str
+    since: float
+    advice: str
+    blocks: int
+    threshold: float
+    counters: dict[str, int]
+    waiting: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStat:
     """Everything a status page shows. ``counters`` only grow; their names are those of the metrics."""
 
@@ -196,6 +255,7 @@ class StoreStat:
     ready_bytes: int
     counters: dict[str, int] = field(default_factory=dict)
     namespaces: tuple[NamespaceStat, ...] = ()
+    nvme: NvmeReport | None = None
 
 
 NO_OFFSETS: npt.NDArray[np.uint64] = np.empty(0, np.uint64)

@@ -17,7 +17,7 @@ from kvstore.tiers.namespaces import Namespace
 from kvstore.tiers.segments import SlotClass
 from kvstore.tiers.sessions import Session
 from kvstore.tiers.state import PIECE, State
-from kvstore.tiers.tier import GRANULE, Slots, U16Array
+from kvstore.tiers.tier import GRANULE, Slots, TierKind, U16Array
 from kvstore.tiers.values import NO_GENERATIONS, NO_OFFSETS, ChainSlice, PutOutcome, Reserved
 
 _ATTEMPTS = 8  # times that one piece of a put makes room before it says NO_SPACE
@@ -123,8 +123,10 @@ class Writer:
     def _plan(self, piece: _Piece) -> _Plan:
         if piece.session.closed:
             raise SessionLost("the session has ended; open a new one")
-        if piece.namespace.dropping:
-            raise UnknownNamespace("the namespace was dropped; open it again", root=piece.namespace.root.hex())
+        if piece.namespace.dropping or piece.namespace.rotating:
+            raise UnknownNamespace(
+                "the namespace was dropped or rotated; open it again", root=piece.namespace.root.hex()
+            )
         index, number = self._state.index, piece.namespace.id
         rows = index.find(number, piece.keys)
         parent = index.find_one(number, piece.parent) if piece.first else -1
@@ -171,24 +173,31 @@ class Writer:
     def _allocate(
         self, piece: _Piece, count: int, last: bool
     ) -> tuple[list[Slots], list[tuple[SlotClass | None, int]]]:
-        """``count`` slots for each part, or nothing and what is missing. ``last``: as many as there are."""
+        """``count`` slots for each part, or nothing and what must become free. ``last``: as many as there are."""
         state, index = self._state, self._state.index
         free = min(index.max_blocks - len(index), (index.parts.max_parts - len(index.parts)) // len(piece.parts))
         missing: list[tuple[SlotClass | None, int]] = [(None, count - free)] if free < count else []
-        taken = []
+        taken, short = [], set[SlotClass]()
         for part in piece.parts:
             cut = piece.namespace.cuts[part]
             slots = state.dram.allocate(cut.length, cut.count, count)
             if len(slots.slots) < count:
-                missing.append((state.dram.slot_class(cut.length, cut.count), count - len(slots.slots)))
+                short.add(state.dram.slot_class(cut.length, cut.count))
             taken.append(slots)
-        if not missing:
+        if not missing and not short:
             return taken, []
+        missing += self._wanted(piece, count, short)
         keep = min(free, *(len(slots.slots) for slots in taken)) if last else 0
         for slots in taken:
             if len(slots.slots) > keep:
                 state.dram.free(slots.slots[keep:])
         return [Slots(slots.slots[:keep], slots.generations[:keep]) for slots in taken], [] if last else missing
+
+    def _wanted(self, piece: _Piece, count: int, short: set[SlotClass]) -> list[tuple[SlotClass | None, int]]:
+        """Slots of each class that has too few: how many must be free for the whole piece."""
+        cuts = [piece.namespace.cuts[part] for part in piece.parts]
+        kinds = [self._state.dram.slot_class(cut.length, cut.count) for cut in cuts]
+        return [(kind, count * kinds.count(kind)) for kind in short]
 
     # --- rows ----------------------------------------------------------------------------------------------
 
@@ -224,6 +233,8 @@ class Writer:
             parent = int(plan.rows[start - 1]) if start else plan.parent
             rows = state.index.insert_run(piece.namespace.id, piece.keys[start:stop], parent, piece.first + start)
             plan.rows[start:stop] = rows
+            if state.placement:
+                state.placement.residence.enter(rows, TierKind.DRAM)
             state.policy.inserted(rows, parent, piece.request, piece.appended, time.monotonic())
         piece.namespace.rows += len(new)
         state.writing += len(new)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from kvstore.core.errors import InvalidArgument, TooManyKeys, Unsupported
@@ -12,7 +14,6 @@ from kvstore.v1 import types_pb2 as types
 
 _ACK_NEEDS = {
     types.ACK_LEVEL_REPLICATED: ("replicated", "a cluster of several nodes"),
-    types.ACK_LEVEL_DURABLE: ("durable", "an NVMe tier"),
 }
 
 
@@ -48,8 +49,9 @@ def checked_slice(chain: types.ChainSlice, most: int) -> ChainSlice:
 
 
 def checked_ack(ack: int) -> None:
-    """Raises Unsupported for acknowledgement levels that this node cannot keep."""
-    if ack == types.ACK_LEVEL_VISIBLE:
+    """Raises Unsupported for acknowledgement levels that no node can keep; whether this one keeps "durable" depends on
+    its NVMe tier, and the store says."""
+    if ack in (types.ACK_LEVEL_VISIBLE, types.ACK_LEVEL_DURABLE):
         return
     name, needs = _ACK_NEEDS.get(ack, (str(ack), "a newer version"))  # type: ignore[call-overload]
     raise Unsupported(
@@ -58,6 +60,11 @@ def checked_ack(ack: int) -> None:
         got=name,
         want="visible",
     )
+
+
+def deadline_of(milliseconds: int) -> float | None:
+    """On time.monotonic; None for 0."""
+    return time.monotonic() + milliseconds / 1000 if milliseconds else None
 
 
 def checked_importance(raw: bytes, count: int) -> U16Array | None:

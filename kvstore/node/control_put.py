@@ -36,7 +36,7 @@ def put(
     importance = checked_importance(first.importance, len(chain.keys))
     session = store.open_session(False, "grpc put")
     try:
-        reserved = store.reserve(session, view.handle, chain, layout.parts, first.request_id, importance, 0)
+        reserved = store.reserve(session, view.handle, chain, layout.parts, first.request_id, importance, 0, first.ack)
         filler = _Filler(store, layout, chain.keys.tobytes(), reserved)
         outcomes = _fill(store, session, filler, first, requests)
     finally:
@@ -65,7 +65,7 @@ def _fill(
     if not reserved.id:
         return reserved.outcomes
     sums = np.concatenate(filler.sums)
-    return merge(reserved.outcomes, store.commit(session, reserved.id, sums))
+    return merge(reserved.outcomes, store.commit(session, reserved.id, sums, first.ack))
 
 
 class _Filler:

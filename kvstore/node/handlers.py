@@ -20,7 +20,14 @@ from kvstore.core.errors import (
     VersionMismatch,
 )
 from kvstore.core.namespace import root_of
-from kvstore.node.checks import checked_ack, checked_first, checked_importance, checked_keys, checked_slice
+from kvstore.node.checks import (
+    checked_ack,
+    checked_first,
+    checked_importance,
+    checked_keys,
+    checked_slice,
+    deadline_of,
+)
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layouts
 from kvstore.node.network import NetworkOps
@@ -179,6 +186,8 @@ class Handlers:
             request.max_blocks,
             request.range_offset,
             request.range_length,
+            deadline_of(request.deadline_ms),
+            request.whole,
         )
         reply = pb.GetReply(
             blocks=found.blocks,
@@ -213,6 +222,8 @@ class Handlers:
             request.request_id,
             importance,
             request.appended_tokens,
+            request.ack,
+            deadline_of(request.deadline_ms),
         )
         if not session.shared_memory:
             self._network.opened(session, reserved, chain, layout)
@@ -232,10 +243,11 @@ class Handlers:
         if len(request.checksums) % 8:
             raise InvalidArgument(f"checksums take 8 bytes each, {len(request.checksums)} are no whole number of them")
         sums = np.frombuffer(request.checksums, dtype="<u8")
+        ack, deadline = request.ack, deadline_of(request.deadline_ms)
         if session.shared_memory:
-            outcomes = self._store.commit(session.stored, request.reservation, sums)
+            outcomes = self._store.commit(session.stored, request.reservation, sums, ack, deadline)
         else:
-            outcomes = self._network.commit(session, request.reservation, sums)
+            outcomes = self._network.commit(session, request.reservation, sums, ack, deadline)
         reply = pb.CommitReply(stored=outcomes.count(types.PUT_OUTCOME_STORED), outcomes=outcomes)
         return Reply(reply.SerializeToString())
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvstore.core.errors import ChecksumMismatch, FrameTooLarge, InvalidArgument, KVStoreError
 from kvstore.core.keys import KeyArray
-from kvstore.node.checks import checked_importance, checked_slice
+from kvstore.node.checks import checked_importance, checked_slice, deadline_of
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layout, Layouts
 from kvstore.node.network_put import PendingPut, Sums, check_complete, check_payload, receive
@@ -51,6 +51,8 @@ class NetworkOps:
             min(room, request.max_blocks or room),
             request.range_offset,
             request.range_length,
+            deadline_of(request.deadline_ms),
+            request.whole,
         )
         try:
             whole = without_holes(found, request.first_block, layout)
@@ -95,9 +97,11 @@ class NetworkOps:
             request.request_id,
             importance,
             request.appended_tokens,
+            request.ack,
+            deadline_of(request.deadline_ms),
         )
         try:
-            outcomes = self._fill(lane, session, chain, layout, reserved)
+            outcomes = self._fill(lane, session, chain, layout, reserved, request)
         except BaseException:
             if reserved.id:
                 with contextlib.suppress(KVStoreError):  # it may be gone already
@@ -105,7 +109,15 @@ class NetworkOps:
             raise
         return Reply(pb.PutReply(stored=outcomes.count(STORED), outcomes=outcomes).SerializeToString())
 
-    def _fill(self, lane: Lane, session: NodeSession, chain: ChainSlice, layout: Layout, reserved: Reserved) -> bytes:
+    def _fill(
+        self,
+        lane: Lane,
+        session: NodeSession,
+        chain: ChainSlice,
+        layout: Layout,
+        reserved: Reserved,
+        request: pb.PutRequest,
+    ) -> bytes:
         taken = [outcome == STORED for outcome in reserved.outcomes]
         keys = chain.keys[np.array(taken, dtype=np.bool_)].tobytes()
         sums, equal = receive(lane, self._store.dram.writable, layout, keys, reserved.offsets.tolist(), taken)
@@ -114,7 +126,9 @@ class NetworkOps:
         if not equal.all():
             self._store.abort(session.stored, reserved.id)
             return merge(reserved.outcomes, bytes([CHECKSUM]) * len(sums))
-        return merge(reserved.outcomes, self._store.commit(session.stored, reserved.id, sums.ravel()))
+        deadline = deadline_of(request.deadline_ms)
+        committed = self._store.commit(session.stored, reserved.id, sums.ravel(), request.ack, deadline)
+        return merge(reserved.outcomes, committed)
 
     # --- RESERVE, WRITE, COMMIT, ABORT ------------------------------------------------------------------------
 
@@ -145,7 +159,9 @@ class NetworkOps:
                 )
         return Reply()
 
-    def commit(self, session: NodeSession, reservation: int, sums: Sums) -> bytes:
+    def commit(
+        self, session: NodeSession, reservation: int, sums: Sums, ack: int = 0, deadline: float | None = None
+    ) -> bytes:
         """Makes a filled reservation visible. The sender's checksums must be those of the bytes that arrived."""
         put = self._pending(session, reservation)
         with put.lock:
@@ -162,7 +178,7 @@ class NetworkOps:
             if not np.array_equal(put.sums.ravel(), sums):
                 self._store.abort(session.stored, reservation)
                 return bytes([CHECKSUM]) * len(put.sums)
-            return self._store.commit(session.stored, reservation, sums)
+            return self._store.commit(session.stored, reservation, sums, ack, deadline)
 
     def abort(self, session: NodeSession, reservation: int) -> None:
         """Gives a reservation back."""

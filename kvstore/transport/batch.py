@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -21,6 +22,7 @@ M = TypeVar("M", bound=Message)
 Targets: TypeAlias = "Sequence[Bytes]"  # one a piece, block-major
 CHECKSUM = "checksum"
 DEADLINE = "deadline"
+_NODE_SHARE = 0.9  # of the time left, that a node may wait for slower tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,17 @@ def parsed(message: M, data: bytes) -> M:
     return message
 
 
-def get_request(call: GetCall, max_blocks: int = 0, release: Sequence[int] = ()) -> bytes:
-    """The message of op GET. ``release``: leases given back before anything else, beside that of the call."""
+def milliseconds(deadline: float) -> int:
+    """What a node may take of the time that is left until a deadline (time.monotonic), so that its answer is in time;
+    0: no deadline."""
+    return max(1, int((deadline - time.monotonic()) * _NODE_SHARE * 1000)) if deadline else 0
+
+
+def get_request(
+    call: GetCall, max_blocks: int = 0, release: Sequence[int] = (), deadline: float = 0.0, whole: bool = False
+) -> bytes:
+    """The message of op GET. ``release``: leases given back before anything else, beside that of the call. Without a
+    ``deadline`` the node does not wait for slower tiers; ``whole``: it answers once with all that comes in time."""
     plan = call.plan
     return pb.GetRequest(
         namespace=call.handle,
@@ -101,10 +112,12 @@ def get_request(call: GetCall, max_blocks: int = 0, release: Sequence[int] = ())
         range_length=plan.range_length,
         max_blocks=max_blocks,
         release=(call.release, *release) if call.release else release,
+        deadline_ms=milliseconds(deadline),
+        whole=whole,
     ).SerializeToString()
 
 
-def reserve_request(call: PutCall) -> bytes:
+def reserve_request(call: PutCall, deadline: float = 0.0) -> bytes:
     """The message of op RESERVE; that of PUT has the same fields under the same numbers."""
     request = pb.ReserveRequest(
         namespace=call.handle,
@@ -113,15 +126,17 @@ def reserve_request(call: PutCall) -> bytes:
         request_id=call.request_id,
         importance=call.importance,
         appended_tokens=call.appended_tokens,
+        deadline_ms=milliseconds(deadline) if call.ack else 0,
     )
     request.ack = call.ack  # type: ignore[assignment]
     return request.SerializeToString()
 
 
-def commit_request(reservation: int, sums: Sequence[int], ack: int) -> bytes:
+def commit_request(reservation: int, sums: Sequence[int], ack: int, deadline: float = 0.0) -> bytes:
     """The message of op COMMIT."""
     request = pb.CommitRequest(reservation=reservation, checksums=np.array(sums, dtype="<u8").tobytes())
     request.ack = ack  # type: ignore[assignment]
+    request.deadline_ms = milliseconds(deadline) if ack else 0
     return request.SerializeToString()
 
 

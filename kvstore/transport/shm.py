@@ -110,10 +110,11 @@ class ShmTransport(Transport):
         finally:
             self.give_lease_back(lease)
 
-    def _lease(self, call: GetCall, deadline: float) -> pb.GetReply:
+    def _lease(self, call: GetCall, deadline: float, whole: bool = False) -> pb.GetReply:
         due = self._take_due() if self._due else []
         try:
-            return parsed(pb.GetReply(), self.call(Op.GET, get_request(call, release=due), deadline))
+            request = get_request(call, release=due, deadline=deadline, whole=whole)
+            return parsed(pb.GetReply(), self.call(Op.GET, request, deadline))
         except BaseException:
             for lease in due:  # refused before they were released, perhaps: releasing twice does no harm
                 self._owe(lease, False)
@@ -208,7 +209,7 @@ class ShmTransport(Transport):
         self.pin()
         lease = 0
         try:
-            reply = self._lease(call, deadline)
+            reply = self._lease(call, deadline, whole=True)
             lease = reply.lease
             return _Lent(self, call, reply, deadline)
         except BaseException:
@@ -231,7 +232,7 @@ class ShmTransport(Transport):
         self._settle()
         self.pin()
         try:
-            reply = parsed(pb.ReserveReply(), self.call(Op.RESERVE, reserve_request(call), deadline))
+            reply = parsed(pb.ReserveReply(), self.call(Op.RESERVE, reserve_request(call, deadline), deadline))
             return _Slots(self, memory, call, reply)
         except BaseException:
             self.unpin()
@@ -317,7 +318,7 @@ class _Slots(Reservation):
             self._let_go()
             return self.outcomes
         try:
-            request = commit_request(self._id, self._sums, self._call.ack)
+            request = commit_request(self._id, self._sums, self._call.ack, deadline)
             reply = parsed(pb.CommitReply(), self._transport.call(Op.COMMIT, request, deadline))
         except BaseException:
             self.abort()

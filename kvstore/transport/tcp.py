@@ -49,7 +49,7 @@ class TcpTransport(Transport):
         most = max(1, min(len(into) // len(call.plan.pieces), self._frame_blocks(call.plan)))
         wire = self.pool.take(deadline)
         try:
-            wire.start(Op.GET, get_request(call, most), deadline)
+            wire.start(Op.GET, get_request(call, most, deadline=deadline), deadline)
             reply, here, holes, sums = self._located(wire, call, most, deadline)
             done = _receive(wire, call, here, sums, into, deadline)
             return get_result(call, reply, here, done, False, holes)
@@ -90,14 +90,14 @@ class TcpTransport(Transport):
 
     def put(self, call: PutCall, sources: Targets, deadline: float) -> bytes:
         blocks = len(call.keys) // KEY_BYTES
-        data = self._upload(Op.PUT, reserve_request(call), call.plan, call.keys, sources, blocks, deadline)
+        data = self._upload(Op.PUT, reserve_request(call, deadline), call.plan, call.keys, sources, blocks, deadline)
         outcomes = parsed(pb.PutReply(), data[0]).outcomes
         if len(outcomes) != blocks:
             raise ProtocolError(f"the node answered for {len(outcomes)} blocks, {blocks} were put")
         return outcomes
 
     def reserve(self, call: PutCall, deadline: float) -> Reservation:
-        reply = parsed(pb.ReserveReply(), self.call(Op.RESERVE, reserve_request(call), deadline))
+        reply = parsed(pb.ReserveReply(), self.call(Op.RESERVE, reserve_request(call, deadline), deadline))
         return _Upload(self, call, reply)
 
     def _upload(
@@ -222,7 +222,7 @@ class _Upload(Reservation):
         if not self._id or not self._stored:
             return self.outcomes
         try:
-            request = commit_request(self._id, self._sums, self._call.ack)
+            request = commit_request(self._id, self._sums, self._call.ack, deadline)
             reply = parsed(pb.CommitReply(), self._transport.call(Op.COMMIT, request, deadline))
         except BaseException:
             self.abort()

@@ -157,20 +157,37 @@ class StatRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("tier", "capacity_bytes", "used_bytes", "ready_bytes", "segments", "segments_ready")
+    __slots__ = ("tier", "capacity_bytes", "used_bytes", "ready_bytes", "segments", "segments_ready", "state", "reason", "advice", "since", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     TIER_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     READY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_READY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     tier: _types_pb2.TierKind
     capacity_bytes: int
     used_bytes: int
     ready_bytes: int
     segments: int
     segments_ready: int
-    def __init__(self, tier: _Optional[_Union[_types_pb2.TierKind, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_ready: _Optional[int] = ...) -> None: ...
+    state: str
+    reason: str
+    advice: str
+    since: float
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, tier: _Optional[_Union[_types_pb2.TierKind, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_ready: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., advice: _Optional[str] = ..., since: _Optional[float] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StatReply(_message.Message):
     __slots__ = ("node_id", "boot_id", "version", "uptime_seconds", "tiers", "blocks", "writing", "leased_blocks", "leases", "sessions", "orphan_sessions", "counters", "namespaces", "index_bytes", "data_address", "socket")

@@ -145,7 +145,7 @@ class MatchReply(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierPrefix, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[PartPrefix, _Mapping]]] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "first_block", "parts", "request_id", "range_offset", "range_length", "max_blocks", "release", "deadline_ms")
+    __slots__ = ("namespace", "keys", "first_block", "parts", "request_id", "range_offset", "range_length", "max_blocks", "release", "deadline_ms", "whole")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class GetRequest(_message.Message):
     MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     namespace: int
     keys: bytes
     first_block: int
@@ -166,7 +167,8 @@ class GetRequest(_message.Message):
     max_blocks: int
     release: _containers.RepeatedScalarFieldContainer[int]
     deadline_ms: int
-    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., range_offset: _Optional[int] = ..., range_length: _Optional[int] = ..., max_blocks: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    whole: bool
+    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., range_offset: _Optional[int] = ..., range_length: _Optional[int] = ..., max_blocks: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., deadline_ms: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class GetReply(_message.Message):
     __slots__ = ("blocks", "lease", "offsets", "generations", "checksums", "miss", "prefix_blocks")
@@ -199,7 +201,7 @@ class ReleaseReply(_message.Message):
     def __init__(self, unbroken: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("namespace", "chain", "parts", "request_id", "importance", "ack", "appended_tokens")
+    __slots__ = ("namespace", "chain", "parts", "request_id", "importance", "ack", "appended_tokens", "deadline_ms")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +209,7 @@ class ReserveRequest(_message.Message):
     IMPORTANCE_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     APPENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     namespace: int
     chain: _types_pb2.ChainSlice
     parts: _containers.RepeatedScalarFieldContainer[int]
@@ -214,7 +217,8 @@ class ReserveRequest(_message.Message):
     importance: bytes
     ack: _types_pb2.AckLevel
     appended_tokens: int
-    def __init__(self, namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.ChainSlice, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., importance: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., appended_tokens: _Optional[int] = ...) -> None: ...
+    deadline_ms: int
+    def __init__(self, namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.ChainSlice, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., importance: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., appended_tokens: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("reservation", "outcomes", "offsets", "generations")
@@ -243,14 +247,16 @@ class WriteReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("reservation", "checksums", "ack")
+    __slots__ = ("reservation", "checksums", "ack", "deadline_ms")
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     reservation: int
     checksums: bytes
     ack: _types_pb2.AckLevel
-    def __init__(self, reservation: _Optional[int] = ..., checksums: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ...) -> None: ...
+    deadline_ms: int
+    def __init__(self, reservation: _Optional[int] = ..., checksums: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("stored", "outcomes")
@@ -271,7 +277,7 @@ class AbortReply(_message.Message):
     def __init__(self) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("namespace", "chain", "parts", "request_id", "importance", "ack", "appended_tokens")
+    __slots__ = ("namespace", "chain", "parts", "request_id", "importance", "ack", "appended_tokens", "deadline_ms")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +285,7 @@ class PutRequest(_message.Message):
     IMPORTANCE_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     APPENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     namespace: int
     chain: _types_pb2.ChainSlice
     parts: _containers.RepeatedScalarFieldContainer[int]
@@ -286,7 +293,8 @@ class PutRequest(_message.Message):
     importance: bytes
     ack: _types_pb2.AckLevel
     appended_tokens: int
-    def __init__(self, namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.ChainSlice, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., importance: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., appended_tokens: _Optional[int] = ...) -> None: ...
+    deadline_ms: int
+    def __init__(self, namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.ChainSlice, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., importance: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., appended_tokens: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class PutReply(_message.Message):
     __slots__ = ("stored", "outcomes")

@@ -58,6 +58,7 @@ class PutOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUT_OUTCOME_PARENT_MISSING: _ClassVar[PutOutcome]
     PUT_OUTCOME_BUSY: _ClassVar[PutOutcome]
     PUT_OUTCOME_CHECKSUM: _ClassVar[PutOutcome]
+    PUT_OUTCOME_NOT_DURABLE: _ClassVar[PutOutcome]
 
 class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +69,7 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_CHECKSUM: _ClassVar[MissReason]
     MISS_REASON_BUSY: _ClassVar[MissReason]
     MISS_REASON_EVICTING: _ClassVar[MissReason]
+    MISS_REASON_LOADING: _ClassVar[MissReason]
 ERROR_CODE_OK: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
@@ -108,6 +110,7 @@ PUT_OUTCOME_NO_SPACE: PutOutcome
 PUT_OUTCOME_PARENT_MISSING: PutOutcome
 PUT_OUTCOME_BUSY: PutOutcome
 PUT_OUTCOME_CHECKSUM: PutOutcome
+PUT_OUTCOME_NOT_DURABLE: PutOutcome
 MISS_REASON_UNSPECIFIED: MissReason
 MISS_REASON_ABSENT: MissReason
 MISS_REASON_PENDING: MissReason
@@ -115,6 +118,7 @@ MISS_REASON_PART: MissReason
 MISS_REASON_CHECKSUM: MissReason
 MISS_REASON_BUSY: MissReason
 MISS_REASON_EVICTING: MissReason
+MISS_REASON_LOADING: MissReason
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "details")

@@ -67,6 +67,11 @@ class Keeper:
         if self._thread.is_alive():
             self._thread.join()
 
+    @property
+    def growing(self) -> bool:
+        """More segments can be made."""
+        return self._next_segment() is not None and not self._health.has(Cause.DISK_FULL)
+
     # --- space -----------------------------------------------------------------------------------------------
 
     def _admit(self, slots: int) -> bool:

@@ -205,6 +205,12 @@ class SlotTable:
         """Slots set aside because the disk failed there."""
         return self._bad
 
+    @property
+    def in_use(self) -> int:
+        """Slots that belong to somebody: not free, nor on their way to be."""
+        with self._lock:
+            return self._space.usage().used - self._limbo
+
     def usage(self) -> Usage:
         """Slots that exist and slots not free."""
         with self._lock:

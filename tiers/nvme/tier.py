@@ -194,6 +194,23 @@ class NvmeTier(Tier):
         """Whether writes have a chance: healthy, and not too much waits for the index."""
         return self._recovered and self._health.writable and self._committer.backlog < self.config.max_backlog
 
+    @property
+    def readable(self) -> bool:
+        """Whether reads have a chance; without one a failed read says nothing about a block."""
+        return self._health.readable
+
+    @property
+    def growing(self) -> bool:
+        """A slot that is not to be had now may come without anything being freed."""
+        return bool(self._slots.pooled()) or self._keeper.growing
+
+    def shortage(self, high: float, low: float) -> int:
+        """Slots to free to reach ``low`` when more than ``high`` of them are used and no segment can be added; or 0."""
+        usage, used = self._slots.usage(), self._slots.in_use
+        if not self.accepting or self.growing or used <= high * usage.slots:
+            return 0
+        return max(1, used - int(low * usage.slots))
+
     def allocate(self, slot_bytes: int, chunks: int, count: int) -> Slots:
         slots = self._slots.allocate(slot_bytes, chunks, count if self.accepting else 0)
         if len(slots.slots) < count and self._recovered:

@@ -147,6 +147,10 @@ def audit(store: BlockStore) -> None:
                     assert owners.setdefault(slot, "reservation") == "reservation"
             for slot in session.loose.tolist():
                 owners[slot] = "loose"
+        if state.placement:
+            for row, moves in state.placement.moving.items():
+                held[row] += moves
+            owners.update(dict.fromkeys(state.placement.transit, "transit"))
         for row in rows:
             assert index.leases_at[row] == held[row], f"row {row} counts {index.leases_at[row]} holds, not {held[row]}"
             status, ready = index.state_at[row], index.ready_at[row]
