@@ -37,7 +37,7 @@ SUPERBLOCK = np.dtype(
     ]
 )  # fmt: skip
 NAMESPACE = np.dtype(
-    [("state", "<u4"), ("crc", "<u4"), ("length", "<u4"), ("pad", "<u4"), ("root", "V16"), ("used", "<u8")]
+    [("state", "<u4"), ("crc", "<u4"), ("length", "<u4"), ("generation", "<u4"), ("root", "V16"), ("used", "<u8")]
 )
 SESSION = np.dtype([("state", "<u4"), ("pad", "<u4"), ("opened", "<u8"), ("boot_id", "V16"), ("name", "S32")])
 SEGMENT = np.dtype(
@@ -93,8 +93,8 @@ class Layout:
         if plan.tables_bytes + segment_bytes + plan.header_area > capacity:
             raise ConfigError(
                 f"a capacity of {capacity} bytes is too small: the tables for {max_sessions} sessions take "
-                f"{plan.tables_bytes} bytes, one segment with headers {segment_bytes + plan.header_area}; raise the capacity, "
-                "or lower max_sessions or segment_bytes"
+                f"{plan.tables_bytes} bytes, one segment with headers {segment_bytes + plan.header_area}; raise the "
+                "capacity, or lower max_sessions or segment_bytes"
             )
         if plan.file_bytes > GRANULE << 32:
             raise ConfigError(
