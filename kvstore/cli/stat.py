@@ -48,7 +48,8 @@ def as_dict(reply: pb.StatReply) -> dict[str, Any]:
 def _tier(tier: pb.TierStat) -> dict[str, Any]:
     names = ("capacity_bytes", "used_bytes", "ready_bytes", "segments", "segments_ready")
     name = types.TierKind.Name(tier.tier).removeprefix("TIER_KIND_").lower()
-    return {"tier": name, **{field: getattr(tier, field) for field in names}}
+    health = {field: getattr(tier, field) for field in ("state", "reason", "advice", "since")}
+    return {"tier": name, **{field: getattr(tier, field) for field in names}, **health, "counters": dict(tier.counters)}
 
 
 def _namespace(info: pb.NamespaceInfo) -> dict[str, Any]:
@@ -98,12 +99,21 @@ def _table(title: str, *columns: str) -> Any:
 
 
 def _tiers(tiers: list[dict[str, Any]]) -> Any:
-    table = _table("tiers", "tier", "capacity", "used", "ready", "full", "segments ready")
+    table = _table("tiers", "tier", "capacity", "used", "ready", "full", "segments ready", "state")
     for tier in tiers:
         share = tier["used_bytes"] / max(1, tier["capacity_bytes"])
         sizes = [show_size(tier[name]) for name in ("capacity_bytes", "used_bytes", "ready_bytes")]
-        table.add_row(tier["tier"], *sizes, f"{share:.0%}", f"{tier['segments_ready']} of {tier['segments']}")
+        table.add_row(
+            tier["tier"], *sizes, f"{share:.0%}", f"{tier['segments_ready']} of {tier['segments']}", _state(tier)
+        )
     return table
+
+
+def _state(tier: dict[str, Any]) -> str:
+    if tier["state"] in ("", "ok"):
+        return "ok"
+    told = [tier["state"], tier["reason"], tier["advice"]]
+    return ": ".join(part for part in told if part)
 
 
 def _traffic(counters: dict[str, int]) -> Any:

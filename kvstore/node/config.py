@@ -16,90 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.core.errors import ConfigError
-from kvstore.node.units import Address, parse_address, parse_duration, parse_size, show_duration, show_size
+from kvstore.node.kinds import (
+    ADDRESS,
+    COUNT,
+    COUNT_OR_AUTO,
+    DURATION,
+    FLAG,
+    MODE,
+    NUMBER,
+    PATH,
+    PATH_OR_AUTO,
+    PATH_OR_OFF,
+    RATIO,
+    SIZE,
+    SIZE_OR_AUTO,
+    SOCKET,
+    Kind,
+    one_of,
+)
+from kvstore.node.units import Address, show_size
 
+__all__ = ["FLAG", "NodeConfig", "Setting", "load", "markdown", "settings", "with_capacity"]
 ENV_PREFIX = "KVSTORE_"
-AUTO = "auto"
 _OTHER_VARIABLES = frozenset({"KVSTORE_CONFIG", "KVSTORE_TARGET"})  # read elsewhere: config file, CLI target
 # Kubernetes adds these for a Service named kvstore; they are no settings of ours.
 _SERVICE_LINKS = re.compile(r"^KVSTORE_(.*_)?(SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP).*)?)$")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How values of a setting are read (raises ValueError) and shown."""
-
-    name: str
-    parse: Callable[[object], Any]
-    show: Callable[[Any], str] = str
-
-
-def _flag(value: object) -> bool:
-    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    if str(value).lower() not in known:
-        raise ValueError(f"{value!r} is neither true nor false")
-    return known[str(value).lower()]
-
-
-def _ratio(value: object) -> float:
-    number = float(str(value))
-    if not 0 < number <= 1:
-        raise ValueError(f"{value!r} is not a ratio above 0, at most 1")
-    return number
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value).replace("_", "")) or int(str(value)) < 1:
-        raise ValueError(f"{value!r} is not a whole number of at least 1")
-    return int(str(value))
-
-
-def _mode(value: object) -> int:
-    text = f"{value:o}" if isinstance(value, int) else str(value)
-    if not re.fullmatch(r"(0o)?[0-7]{3,4}", text):
-        raise ValueError(f'{value!r} is not an octal mode such as "0600"')
-    return int(text.removeprefix("0o"), 8)
-
-
-def _path(value: object) -> Path:
-    if not str(value):
-        raise ValueError("the path is empty")
-    return Path(os.path.abspath(os.path.expanduser(str(value))))
-
-
-def _or_auto(parse: Callable[[object], Any]) -> Callable[[object], Any]:
-    return lambda value: None if str(value).lower() == AUTO else parse(value)
-
-
-def _shown_or(word: str, show: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: word if value is None else show(value)
-
-
-def _socket(value: object) -> Path | None:
-    return None if str(value).lower() == "off" else _path(value)
-
-
-def _one_of(*choices: str) -> Kind:
-    def parse(value: object) -> str:
-        if str(value) not in choices:
-            raise ValueError(f"{value!r} is none of {', '.join(choices)}")
-        return str(value)
-
-    return Kind(" or ".join(choices), parse)
-
-
-SIZE = Kind("size", parse_size, show_size)
-SIZE_OR_AUTO = Kind("size or auto", _or_auto(parse_size), _shown_or(AUTO, show_size))
-COUNT = Kind("number", _count)
-COUNT_OR_AUTO = Kind("number or auto", _or_auto(_count), _shown_or(AUTO, str))
-DURATION = Kind("duration", parse_duration, show_duration)
-ADDRESS = Kind("host:port or off", parse_address, _shown_or("off", str))
-PATH = Kind("path", _path)
-PATH_OR_AUTO = Kind("path or auto", _or_auto(_path), _shown_or(AUTO, str))
-SOCKET = Kind("path or off", _socket, _shown_or("off", str))
-MODE = Kind("octal mode", _mode, lambda value: f"{value:04o}")
-RATIO = Kind("ratio", _ratio, lambda value: f"{value:g}")
-FLAG = Kind("true or false", _flag, lambda value: "true" if value else "false")
 
 
 def _setting(kind: Kind, default: Any, help: str, *, default_text: str | None = None) -> Any:
@@ -170,9 +111,43 @@ class NodeConfig:
     max_blocks: int | None = _setting(
         COUNT_OR_AUTO, None, "Rows of the index. auto: one for each 16 KiB of capacity, at least 65536."
     )
-    eviction: str = _setting(_one_of("lru", "turnscore"), "lru", "Which blocks go first when room is needed.")
+    eviction: str = _setting(one_of("lru", "turnscore"), "lru", "Which blocks go first when room is needed.")
     high_watermark: float = _setting(RATIO, 0.95, "Share of used slots above which eviction starts.")
     low_watermark: float = _setting(RATIO, 0.90, "Share of used slots down to which eviction goes.")
+    nvme_dir: Path | None = _setting(
+        PATH_OR_OFF, None, "Directory of the NVMe tier, on a local disk; one living node at a time. off: DRAM only."
+    )
+    nvme_capacity: int = _setting(
+        SIZE, 64 << 30, "Bytes of disk that the NVMe tier may take, its index included. It grows as it is used."
+    )
+    nvme_segment_bytes: int | None = _setting(
+        SIZE_OR_AUTO,
+        None,
+        "Size of its segment files; a power of two, and more than the largest part of a block. "
+        "auto: 256MiB, less for small capacities.",
+    )
+    nvme_write_rule: str = _setting(
+        one_of("clean", "through", "off"),
+        "clean",
+        "When blocks are written to NVMe: as they leave DRAM (clean), as they are committed (through), never (off).",
+    )
+    nvme_admission: float = _setting(
+        NUMBER, 0.0, "Least score of a block that is written when it leaves DRAM: 0 all, 0.5 half of the bytes, 1 less."
+    )
+    nvme_write_budget: int = _setting(
+        SIZE, 0, "Bytes a second written to NVMe: the least score rises until it is kept. 0: no bound."
+    )
+    nvme_drive_writes: float = _setting(
+        NUMBER, 0.0, "The same as a multiple of nvme_capacity a day, as drives are rated. 0: no bound."
+    )
+    nvme_io_threads: int = _setting(COUNT, 8, "Threads that read from and write to the disk.")
+    nvme_scrub: int = _setting(SIZE, 32 << 20, "Bytes a second read to find decay before a reader does. 0: none.")
+    nvme_flush: float = _setting(
+        DURATION, 5.0, "At a clean stop, time to write blocks that are in DRAM only, the last used first."
+    )
+    room_wait: float = _setting(
+        DURATION, 5.0, "Longest wait of a put for blocks on their way out of DRAM, before it says NO_SPACE."
+    )
     max_sessions: int = _setting(COUNT, 256, "Client sessions at a time; one more is answered BUSY.")
     max_connections: int = _setting(
         COUNT, 1024, "Data connections at a time (a session may have several); one more is answered BUSY."
@@ -207,8 +182,8 @@ class NodeConfig:
         "Allow to listen beyond loopback without transport security: "
         "whoever reaches the port reads and writes all blocks.",
     )
-    log_level: str = _setting(_one_of("debug", "info", "warning", "error"), "info", "Least severity that is logged.")
-    log_format: str = _setting(_one_of("text", "json"), "text", "How log lines look.")
+    log_level: str = _setting(one_of("debug", "info", "warning", "error"), "info", "Least severity that is logged.")
+    log_format: str = _setting(one_of("text", "json"), "text", "How log lines look.")
 
     def __post_init__(self) -> None:
         _check(self)

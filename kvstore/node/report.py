@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import kvstore
 from kvstore.tiers.tier import TierKind
-from kvstore.tiers.values import StoreStat
+from kvstore.tiers.values import NvmeReport, StoreStat
 from kvstore.v1 import control_pb2 as pb
 
 if TYPE_CHECKING:
@@ -53,15 +53,24 @@ def stat_reply(stat: StoreStat, facts: Facts) -> pb.StatReply:
         socket=facts.socket,
     )
     for tier in stat.tiers:
-        reply.tiers.add(
+        found = reply.tiers.add(
             tier=TierKind[tier.name.upper()] + 1,
             capacity_bytes=tier.capacity_bytes,
             used_bytes=tier.used_bytes,
             ready_bytes=stat.ready_bytes,
             segments=tier.segments,
             segments_ready=tier.segments_ready,
+            reason=tier.trouble,
+            state="degraded" if tier.trouble else "ok",
         )
+        if stat.nvme and tier.name == "nvme":
+            _add_health(found, stat.nvme)
     return reply
+
+
+def _add_health(tier: pb.TierStat, nvme: NvmeReport) -> None:
+    tier.state, tier.reason, tier.advice, tier.since = nvme.state, nvme.reason, nvme.advice, nvme.since
+    tier.counters.update(nvme.counters)
 
 
 # --- metrics ------------------------------------------------------------------------------------------------
@@ -92,6 +101,20 @@ _FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     (r"hit_blocks", "kvstore_hits", "Blocks that reads asked for and got.", ()),
     (r"miss_blocks_(\w+)", "kvstore_misses", "Blocks that reads asked for and did not get, by reason.", ("reason",)),
     (r"put_blocks_(\w+)", "kvstore_put_blocks", "Blocks of puts, by outcome.", ("outcome",)),
+    (
+        r"demotion_refused_blocks_(\w+)",
+        "kvstore_demotions_refused",
+        "Victims not written, by reason.",
+        ("reason",),
+    ),
+    (
+        r"load_failed_blocks_(\w+)",
+        "kvstore_nvme_load_failures",
+        "Failed reads from NVMe, by reason.",
+        ("reason",),
+    ),
+    (r"promoted_blocks_(\w+)", "kvstore_promotions", "Blocks brought from NVMe to DRAM, by why.", ("why",)),
+    (r"demoted_blocks_(\w+)", "kvstore_demotions", "Blocks that left DRAM for NVMe, by how.", ("how",)),
     (r"dropped_blocks_(\w+)", "kvstore_evictions", "Blocks dropped, by cause.", ("cause",)),
 )
 
@@ -107,7 +130,34 @@ def store_metrics(stat: StoreStat) -> Iterator[Metric]:
         yield family
     for field, name, text in _GAUGES:
         yield GaugeMetricFamily(name, text, value=getattr(stat, field))
+    if stat.nvme:
+        yield from _nvme_metrics(stat.nvme)
     yield from _counters(stat.counters)
+
+
+def _nvme_metrics(nvme: NvmeReport) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    healthy = GaugeMetricFamily("kvstore_nvme_state", "1 for the state that the NVMe tier is in.", labels=["state"])
+    for state in ("ok", "degraded", "read_only", "failed"):
+        healthy.add_metric([state], int(state == nvme.state))
+    yield healthy
+    yield GaugeMetricFamily("kvstore_nvme_blocks", "Blocks that can be read from NVMe.", value=nvme.blocks)
+    yield GaugeMetricFamily("kvstore_nvme_admission_score", "Least score that is written now.", value=nvme.threshold)
+    waiting = GaugeMetricFamily("kvstore_moves_waiting", "Moves that have not started.", labels=["priority"])
+    for priority, count in nvme.waiting.items():
+        waiting.add_metric([priority], count)
+    yield waiting
+    moves = CounterMetricFamily("kvstore_moves", "Moves that ended.", labels=["priority", "outcome"])
+    moved = CounterMetricFamily("kvstore_moved_bytes", "Bytes moved between tiers.", labels=["priority"])
+    for name, count in sorted(nvme.counters.items()):
+        if match := re.fullmatch(r"moves_([a-z]+)_(\w+)", name):
+            moves.add_metric(list(match.groups()), count)
+        elif match := re.fullmatch(r"moved_bytes_(\w+)", name):
+            moved.add_metric([match[1]], count)
+        else:
+            yield CounterMetricFamily("kvstore_nvme_" + name, "Counter of the NVMe tier.", value=count)
+    yield from (moves, moved)
 
 
 def _counters(counters: dict[str, int]) -> Iterator[Metric]:

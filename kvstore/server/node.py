@@ -90,6 +90,17 @@ class Node:
             max_blocks=config.max_blocks or 0,
             high_watermark=config.high_watermark,
             low_watermark=config.low_watermark,
+            nvme_dir=config.nvme_dir,
+            nvme_capacity_bytes=config.nvme_capacity,
+            nvme_segment_bytes=config.nvme_segment_bytes or 0,
+            nvme_write_rule=config.nvme_write_rule,
+            nvme_admission=config.nvme_admission,
+            nvme_write_bytes=config.nvme_write_budget,
+            nvme_drive_writes=config.nvme_drive_writes,
+            nvme_io_threads=config.nvme_io_threads,
+            nvme_scrub_bytes=config.nvme_scrub,
+            flush_seconds=config.nvme_flush,
+            room_wait=config.room_wait,
             product=SERVER,
         )
 

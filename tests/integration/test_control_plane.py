@@ -180,9 +180,14 @@ def test_a_put_that_is_not_whole_parts_leaves_nothing(stub: Any, cut: str) -> No
     assert (stat.blocks, stat.writing, stat.tiers[0].used_bytes, stat.sessions) == (0, 0, 0, 0)
 
 
+def test_a_node_without_nvme_does_not_prefetch(stub: Any) -> None:
+    request = pb.PrefetchRequest(root=opened(stub), keys=keys_of(1, spec=SPEC))
+    status, error = failure(lambda: stub.Prefetch(request))
+    assert (status, error.code) == (grpc.StatusCode.UNIMPLEMENTED, types.ERROR_CODE_UNSUPPORTED)
+
+
 def test_calls_of_later_versions_say_what_they_are_for(stub: Any) -> None:
     calls = {
-        "Prefetch": pb.PrefetchRequest(),
         "Replicate": pb.ReplicateRequest(),
         "Migrate": pb.MigrateRequest(),
         "Pin": pb.PinRequest(),
