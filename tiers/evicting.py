@@ -37,7 +37,7 @@ class Evictor:
                 with self._state.lock:
                     return self.demoter.make_nvme_room(min(_BATCH, count))
             return sum(self._evict_batch(min(_BATCH, count - done), None, 0) for done in range(0, count, _BATCH))
-        if self.grow() or (not self._enough(kind, 1) and self.reclaimer.reclaim(kind)):
+        if self.grow() or self.reclaimer.reclaim(kind, count):
             return 1
         if self._state.placement and self.demoter:
             return self._wait_for_room(self._state.placement, self.demoter, kind, count)
@@ -111,7 +111,7 @@ class Evictor:
             row = state.policy.victim(demoter.evictable_with_branch)
         if row is not None:
             return state.drop_subtree(row, "evicted")[0]
-        return int(self.reclaimer.reclaim(kind))
+        return int(self.reclaimer.reclaim(kind, 1))
 
     # --- victims -------------------------------------------------------------------------------------------
 

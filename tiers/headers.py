@@ -127,12 +127,13 @@ class HeaderTable:
         generations = (self._words[at + 1] & _GENERATION).tolist()
         self._words[at + _PIN] = [_pin_word(value, one) if value else 0 for one in generations]
 
-    def pins(self, slots: SlotArray) -> list[int]:
-        """The values noted beside slots; 0 where there is none, or a damaged one."""
+    def pins(self, slots: SlotArray) -> list[tuple[int, int]]:
+        """Those values that stand beside slots, undamaged, as (position, value)."""
         at = self.first_words(slots)
-        generations = (self._words[at + 1] & _GENERATION).tolist()
-        found = zip(self._words[at + _PIN].tolist(), generations, strict=True)
-        return [word & _PIN_VALUE if word == _pin_word(word & _PIN_VALUE, one) else 0 for word, one in found]
+        noted = np.flatnonzero(self._words[at + _PIN])
+        generations = (self._words[at[noted] + 1] & _GENERATION).tolist()
+        found = zip(noted.tolist(), self._words[at[noted] + _PIN].tolist(), generations, strict=True)
+        return [(n, word & _PIN_VALUE) for n, word, one in found if word == _pin_word(word & _PIN_VALUE, one)]
 
     def checksums(self, slots: SlotArray, chunks: range) -> U64Array:
         """Shape (len(slots), len(chunks))."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvstore.core.checksum import Chunking, chunking
-from kvstore.core.errors import NamespaceMismatch, NoSpace, UnknownNamespace
+from kvstore.core.errors import Busy, NamespaceMismatch, NoSpace, UnknownNamespace
 from kvstore.core.namespace import NamespaceSpec, differing_fields, parse_canonical
 from kvstore.tiers.layout import DROPPING, FREE, LIVE, NAMESPACE, NAMESPACE_BYTES
 from kvstore.tiers.memfile import MemoryFile
@@ -22,10 +22,13 @@ class Namespace:
     """One namespace. ``id`` stands in slot headers; ``handle`` is given to clients and never used again.
 
     ``cuts``: chunking by part. ``needed``: mask of the prefix parts. ``bytes``: of its READY parts. ``rows``: of the
-    index, those only kept for a lease included.
+    index, those only kept for a lease included. ``generation``: how often it was rotated.
     """
 
-    __slots__ = ("bytes", "canonical", "cuts", "dropping", "handle", "id", "needed", "root", "rows", "spec", "used")
+    __slots__ = (
+        "bytes", "canonical", "cuts", "dropping", "generation", "handle", "id", "needed", "root", "rotating", "rows",
+        "spec", "used",
+    )  # fmt: skip
 
     def __init__(self, number: int, handle: int, spec: NamespaceSpec, canonical: bytes) -> None:
         self.id = number
@@ -35,8 +38,8 @@ class Namespace:
         self.root = spec.root
         self.cuts: tuple[Chunking, ...] = tuple(chunking(part) for part in spec.parts)
         self.needed = sum(1 << at for at, part in enumerate(spec.parts) if part.kind == "prefix")
-        self.bytes = self.rows = 0
-        self.dropping = False
+        self.bytes = self.rows = self.generation = 0
+        self.dropping = self.rotating = False
         self.used = time.time()
 
 
@@ -81,9 +84,11 @@ class Namespaces:
         return found
 
     def open(self, canonical: bytes, strict: bool) -> NamespaceView:
-        """Finds or makes the namespace. Raises InvalidArgument, NamespaceMismatch (strict only) or NoSpace."""
+        """Finds or makes the namespace. Raises InvalidArgument, NamespaceMismatch (strict only), NoSpace or Busy."""
         spec = parse_canonical(canonical)
         found = self._by_root.get(spec.root)
+        if found is not None and found.rotating:
+            raise Busy("the namespace is being rotated; try again in a moment", root=spec.root.hex())
         nearest = self._nearest(spec) if found is None else None
         differs = tuple(differing_fields(nearest.spec, spec)) if nearest else ()
         if strict and nearest:
@@ -106,6 +111,21 @@ class Namespaces:
         """Writes the times of last use into the file (they stand outside the records' CRC)."""
         for namespace in self:
             self._heads["used"][namespace.id] = int(namespace.used)
+
+    def start_rotation(self, namespace: Namespace) -> None:
+        """From now on nobody finds a block of it, and nobody begins to write one. Raises Busy when somebody does it."""
+        if namespace.rotating or namespace.dropping:
+            raise Busy("the namespace is being rotated or dropped already", root=namespace.root.hex())
+        namespace.rotating = True
+        self._by_handle.pop(namespace.handle, None)
+        namespace.generation += 1
+        self._heads["generation"][namespace.id] = namespace.generation & 0xFFFFFFFF
+
+    def finish_rotation(self, namespace: Namespace) -> None:
+        """It is empty, and in use again under its old handle."""
+        namespace.rotating = False
+        if not namespace.dropping:
+            self._by_handle[namespace.handle] = namespace
 
     def start_drop(self, namespace: Namespace) -> None:
         """From now on nobody finds it; after a restart its slots are dropped."""
@@ -147,6 +167,7 @@ class Namespaces:
         start = self._file.layout.namespaces_at + number * NAMESPACE_BYTES + _BODY
         self._file.map[start : start + len(canonical)] = canonical
         head = self._heads[number : number + 1]
+        head["generation"] = 0
         head["length"], head["root"], head["used"] = len(canonical), np.void(root), int(time.time())
         head["crc"] = zlib.crc32(root + canonical)
         head["state"] = LIVE  # last: the record is complete
@@ -159,6 +180,7 @@ class Namespaces:
             canonical = bytes(self._file.map[start : start + min(int(head["length"]), NAMESPACE_BYTES - _BODY)])
             sound = zlib.crc32(bytes(head["root"]) + canonical) == int(head["crc"])
             if int(head["state"]) == LIVE and sound:
-                self._enter(number, parse_canonical(canonical), canonical).used = float(head["used"])
+                found = self._enter(number, parse_canonical(canonical), canonical)
+                found.used, found.generation = float(head["used"]), int(head["generation"])
             else:
                 self._heads["state"][number] = FREE

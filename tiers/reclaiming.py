@@ -72,14 +72,17 @@ class Reclaimer:
         self._not_before: dict[SlotClass, float] = {}
         self._promised: list[int] = []  # closed segments that may not have been taken
 
-    def reclaim(self, wanted: SlotClass) -> bool:
-        """Empties a segment of another class for ``wanted``, if that is the lesser loss. Slow: not under the lock."""
+    def reclaim(self, wanted: SlotClass, count: int = 0) -> bool:
+        """Empties a segment of another class for ``wanted``, if that is the lesser loss. Slow: not under the lock.
+
+        ``count``: slots that would do, if another thread made room meanwhile; 0: a segment more is wanted anyway.
+        """
         if time.monotonic() < self._not_before.get(wanted, 0.0):
             return False
         with self._one:
             with self._state.lock:
                 self._reopen()
-                if self._state.dram.room(wanted):
+                if 0 < count <= self._state.dram.room(wanted):
                     return True
                 others = [kind for kind, _, _ in self._state.dram.classes().values() if kind != wanted]
             done = bool(others) and self._reclaim(wanted)

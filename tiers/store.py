@@ -18,6 +18,7 @@ from kvstore.tiers.dram import DramTier
 from kvstore.tiers.evicting import Evictor
 from kvstore.tiers.housekeeping import Housekeeper
 from kvstore.tiers.layout import Layout
+from kvstore.tiers.lifecycle import Rotated
 from kvstore.tiers.matching import Matcher, part_mask
 from kvstore.tiers.memfile import MemoryFile
 from kvstore.tiers.movement import Movement
@@ -27,8 +28,10 @@ from kvstore.tiers.reading import Reader
 from kvstore.tiers.recovery import recover
 from kvstore.tiers.registry import POLL_SECONDS, Registry
 from kvstore.tiers.sessions import Session
+from kvstore.tiers.sizes import Sizes, sizes
 from kvstore.tiers.state import State
 from kvstore.tiers.tier import TierKind, U16Array, U64Array
+from kvstore.tiers.upkeep import Upkeep
 from kvstore.tiers.values import (
     AckLevel,
     Acquired,
@@ -96,6 +99,8 @@ class BlockStore:
                 recover(self._state, self._registry)
         except OSError as error:
             raise disk_error(self.config, error) from error
+        self._state.pins.recover()
+        self._upkeep = Upkeep(self._state, self._evictor)
         self._movement = self._move()
         self._evictor.grow()
         self._threads = self._start()
@@ -121,6 +126,7 @@ class BlockStore:
         threads = [self._reaper, self._pressure, Background("housekeeping", self._housekeeper.step, self._failed)]
         if self.config.prefault:
             threads.append(Background("prefault", lambda: 0.0 if self._evictor.grow() else None, self._failed))
+        threads += self._upkeep.start(self._failed)
         return threads + (self._start_moving(self._movement) if self._movement else [])
 
     def _start_moving(self, movement: Movement) -> list[Background]:
@@ -194,8 +200,9 @@ class BlockStore:
 
     def namespaces(self) -> list[NamespaceStat]:
         """All namespaces with their sizes."""
-        with self._use().lock:
-            return [self._describe(namespace) for namespace in self._state.namespaces]
+        by_tier = sizes(self._use())
+        with self._state.lock:
+            return [self._describe(namespace, by_tier) for namespace in self._state.namespaces]
 
     def namespace_at(self, root: bytes) -> NamespaceView:
         """The namespace of a root. Raises UnknownNamespace."""
@@ -209,14 +216,20 @@ class BlockStore:
 
     def drop_namespace(self, root: bytes) -> tuple[int, int]:
         """Drops a namespace: how many blocks it had, those of them a lease still keeps. Raises UnknownNamespace."""
-        with self._use().lock:
-            found = self._state.namespaces.by_root(root)
+        self._use()
         return self._upkeep.lifecycle.drop(root)
 
-    def _describe(self, found: Namespace) -> NamespaceStat:
+    def rotate_namespace(self, root: bytes) -> Rotated:
+        """Voids all that a namespace holds, as after new weights. Raises UnknownNamespace, Busy, Unavailable."""
+        self._use()
+        return self._upkeep.lifecycle.rotate(root)
+
+    def _describe(self, found: Namespace, sizes: Sizes) -> NamespaceStat:
         idle = max(0.0, time.time() - found.used)
-        blocks = self._state.index.blocks_of(found.id)
-        return NamespaceStat(found.handle, found.root, found.spec, found.canonical, blocks, found.bytes, idle)
+        return NamespaceStat(
+            found.handle, found.root, found.spec, found.canonical, self._state.index.blocks_of(found.id), found.bytes,
+            idle, sizes.get(found.id, ()), self._state.pins.bytes_of(found), found.generation,
+        )  # fmt: skip
 
     def _namespace(self, handle: int) -> Namespace:
         return self._use().namespaces.by_handle(handle)
@@ -263,16 +276,17 @@ class BlockStore:
         )  # fmt: skip
 
     def prefetch(
-        self, session: Session, namespace: int, keys: KeyArray, tier: TierKind = TierKind.DRAM,
+        self, session: Session | None, namespace: int, keys: KeyArray, tier: TierKind = TierKind.DRAM,
         parts: Sequence[int] = (), deadline: float | None = None,
     ) -> Prefetched:  # fmt: skip
         """Starts bringing blocks of a whole chain to a tier ahead of their use; joins what is on its way. What has not
-        started at the deadline (time.monotonic), or when the session ends, is dropped.
+        started at the deadline (time.monotonic), or when the session (None: nobody's) ends, is dropped.
 
         Raises Unsupported, UnknownNamespace, SessionLost, InvalidArgument.
         """
         space = self._namespace(namespace)
-        self._registry.check(session)
+        if session is not None:
+            self._registry.check(session)
         if tier != TierKind.DRAM or self._movement is None:
             raise Unsupported(
                 f"prefetch to {TierKind(tier).name.lower()} is not possible here: blocks are brought from NVMe to "
@@ -280,7 +294,7 @@ class BlockStore:
             )
         wanted, _ = part_mask(space, parts)
         mask = sum(1 << part for part in wanted)
-        return self._movement.promoter.prefetch(session.token, space, keys, mask, deadline)
+        return self._movement.promoter.prefetch(session.token if session else b"", space, keys, mask, deadline)
 
     def release(self, session: Session, leases: Sequence[int]) -> list[bool]:
         """Gives leases back; for each whether it was held until now."""
@@ -369,6 +383,16 @@ class BlockStore:
         self._use()
         self._committer.abort(session, reservation)
 
+    # --- keeping -------------------------------------------------------------------------------------------
+
+    def pin(self, namespace: int, keys: KeyArray, hard: bool = False, ttl: float = 0.0) -> int:
+        """Pins blocks, for ``ttl`` seconds or (0) for good; how many. See ``Pins.pin`` for what it raises."""
+        return self._use().pins.pin(self._namespace(namespace), keys, hard, ttl)
+
+    def unpin(self, namespace: int, keys: KeyArray) -> int:
+        """Lifts pins; how many."""
+        return self._use().pins.unpin(self._namespace(namespace), keys)
+
     # --- dropping ------------------------------------------------------------------------------------------
 
     def evict(self, namespace: int, keys: KeyArray) -> tuple[int, int, int]:
@@ -385,7 +409,7 @@ class BlockStore:
     def stat(self) -> StoreStat:
         """Everything a status page shows, taken at one moment."""
         state = self._use()
-        index = state.index
+        index, by_tier = state.index, sizes(state)
         with state.lock:
             sessions = list(state.sessions.values())
             return StoreStat(
@@ -397,7 +421,8 @@ class BlockStore:
                 sessions=sum(not one.orphan for one in sessions), orphan_sessions=sum(one.orphan for one in sessions),
                 unverified=state.unverified_parts, index_bytes=index.nbytes + state.policy.nbytes,
                 ready_bytes=state.ready_bytes, counters=dict(state.counters),
-                namespaces=tuple(self._describe(found) for found in state.namespaces),
+                namespaces=tuple(self._describe(found, by_tier) for found in state.namespaces),
+                pins=state.pins.stat(),
                 nvme=nvme_report(state.placement, self._movement) if state.placement and self._movement else None,
             )  # fmt: skip
 

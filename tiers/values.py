@@ -136,8 +136,23 @@ class NamespaceView:
 
 
 @dataclass(frozen=True, slots=True)
+class PinStat:
+    """Pinned blocks, bytes of the hard-pinned ones, and how many there may be on this node and for one tenant."""
+
+    soft_blocks: int = 0
+    hard_blocks: int = 0
+    hard_bytes: int = 0
+    max_bytes: int = 0
+    max_tenant_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceStat:
-    """One namespace: blocks that can be found, bytes of their READY parts, seconds since it was last used."""
+    """One namespace: blocks that can be found, bytes of their READY parts, seconds since it was last used.
+
+    ``tier_bytes``: by tier, a part that is in two of them counts in both. ``pinned_bytes``: of hard-pinned blocks.
+    ``generation``: how often it was rotated.
+    """
 
     handle: int
     root: bytes
@@ -146,6 +161,9 @@ class NamespaceStat:
     blocks: int
     bytes: int
     idle_seconds: float
+    tier_bytes: tuple[tuple[TierKind, int], ...] = ()
+    pinned_bytes: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +273,7 @@ class StoreStat:
     ready_bytes: int
     counters: dict[str, int] = field(default_factory=dict)
     namespaces: tuple[NamespaceStat, ...] = ()
+    pins: PinStat = PinStat()
     nvme: NvmeReport | None = None
 
 

@@ -111,6 +111,15 @@ def test_after_a_change_of_block_size_twice_the_pool_of_puts_makes_it_usable(pol
         audit(store)
 
 
+def until_moved(store: BlockStore) -> None:
+    """Puts small blocks until some of the large ones had to move."""
+    for start in range(100):
+        if store.stat().counters.get("relocated_parts", 0) >= 3:
+            return
+        filled(store, LITTLE, 1, 60, start=start)
+    pytest.fail("nothing moved")
+
+
 @pytest.mark.parametrize("policy", ["lru", "turnscore"])
 def test_moved_blocks_are_still_there_with_their_bytes(policy: str) -> None:
     with opened(small(24 * MIB, policy=policy)) as store:
@@ -118,12 +127,8 @@ def test_moved_blocks_are_still_there_with_their_bytes(policy: str) -> None:
         view = store.open_namespace(BIG.canonical())
         for at in range(0, 80, 3):  # holes everywhere
             store.evict(view.handle, keys_of(BIG, (at * 1000,)))
-        state = store._state
-        kind = state.dram.slot_class(15_000, 1)
         before = store.stat().blocks
-        while store.stat().counters.get("relocated_parts", 0) < 3:
-            assert store._evictor.reclaimer.reclaim(kind)
-            filled(store, LITTLE, 1, 60, start=store.stat().blocks)
+        until_moved(store)
         session = store.open_session(False)
         found = 0
         for (key, _), data in contents.items():
@@ -162,9 +167,8 @@ def test_a_damaged_block_is_dropped_when_it_is_moved() -> None:
         for segment in store._state.dram.classes():
             for slot in store._state.dram.used_slots(segment).tolist():
                 store.dram.place(slot, 250_000)[1234] ^= 1
-        kind = store._state.dram.slot_class(15_000, 1)
-        while store.stat().tiers[0].slots_used and store._evictor.reclaimer.reclaim(kind):
-            filled(store, LITTLE, 1, 60, start=1000 + store.stat().blocks)
+        for start in range(100):
+            filled(store, LITTLE, 1, 60, start=start)
             if store.stat().counters.get("dropped_blocks_checksum"):
                 break
         assert store.stat().counters["dropped_blocks_checksum"] > 0
@@ -179,9 +183,7 @@ def test_moved_blocks_survive_a_restart() -> None:
         view = store.open_namespace(BIG.canonical())
         for at in range(0, 80, 3):
             store.evict(view.handle, keys_of(BIG, (at * 1000,)))
-        while store.stat().counters.get("relocated_parts", 0) < 3:
-            assert store._evictor.reclaimer.reclaim(store._state.dram.slot_class(15_000, 1))
-            filled(store, LITTLE, 1, 60, start=store.stat().blocks)
+        until_moved(store)
         blocks = next(one.blocks for one in store.namespaces() if one.root == BIG.root)
         store.close()
         with opened(config) as again:

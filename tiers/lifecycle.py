@@ -1,0 +1,87 @@
+"""The life of a namespace: rotated when its content is void, dropped when unwanted, expired when unused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvstore.core.errors import Unavailable
+from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.state import State
+
+if TYPE_CHECKING:
+    from kvstore.tiers.evicting import Evictor
+
+log = logging.getLogger(__name__)
+
+
+class Rotated(NamedTuple):
+    """Blocks dropped, those of them a lease still keeps (invisible), and the new generation."""
+
+    blocks: int
+    leased: int
+    generation: int
+
+
+class Lifecycle:
+    """Each method takes the lock itself, for short times."""
+
+    def __init__(self, state: State, evictor: Evictor) -> None:
+        self._state = state
+        self._evictor = evictor
+
+    def rotate(self, root: bytes) -> Rotated:
+        """Everything in a namespace is void, as after new weights: it is empty when this returns, its generation one
+        higher, and puts begun before are lost. Handles stay valid; a call that comes meanwhile is told to try again.
+
+        Raises UnknownNamespace, Busy, and Unavailable when a tier cannot forget its blocks for good.
+        """
+        with self._state.lock:
+            found = self._state.namespaces.by_root(root)
+            self._state.namespaces.start_rotation(found)
+        try:
+            blocks, leased = self._evictor.drop_all(found, "rotated")
+            self._sync(found)
+        finally:
+            with self._state.lock:
+                self._state.namespaces.finish_rotation(found)
+        return Rotated(blocks, leased, found.generation)
+
+    def drop(self, root: bytes) -> tuple[int, int]:
+        """Drops a namespace: how many blocks it had, those of them a lease still keeps. Raises UnknownNamespace,
+        Unavailable as ``rotate``."""
+        with self._state.lock:
+            found = self._state.namespaces.by_root(root)
+        counts = self._evictor.drop_namespace(found)
+        self._sync(found)
+        return counts
+
+    def _sync(self, namespace: Namespace) -> None:
+        """What was freed must not come back after a power loss."""
+        for tier in self._state.tiers:
+            try:
+                tier.sync()
+            except OSError as error:
+                raise Unavailable(
+                    f"the blocks of namespace {namespace.root.hex()} are dropped, but the {tier.name} tier could not "
+                    f"make that durable ({error.strerror or error}): some may come back after a power loss; try again",
+                    tier=tier.name,
+                ) from error
+
+    def expire(self) -> float:
+        """Drops the namespaces that nobody used for ``namespace_ttl``; seconds until the next look. One with hard pins
+        stays."""
+        ttl = self._state.config.namespace_ttl
+        before = time.time() - ttl
+        with self._state.lock:
+            old = [
+                one for one in self._state.namespaces if one.used < before and not self._state.pins.bytes_of(one)
+            ] if ttl else []  # fmt: skip
+        for found in old:
+            blocks, _ = self._evictor.drop_namespace(found)
+            log.info("namespace %s (%s) was not used for %g s: dropped with %d blocks", found.root.hex()[:8],
+                     found.spec.model, ttl, blocks)  # fmt: skip
+            with self._state.lock:
+                self._state.counters["namespaces_expired"] += 1
+        return max(0.1, min(60.0, ttl / 4)) if ttl else 60.0
