@@ -53,15 +53,29 @@ class Engine:
         return out
 
     def generate(
-        self, prompts: list[dict[str, Any]], sampling: Any = None, lora: dict[str, Any] | None = None
+        self,
+        prompts: list[dict[str, Any]],
+        sampling: Any = None,
+        lora: dict[str, Any] | None = None,
+        together: bool = False,
+    ) -> list[dict[str, Any]]:
+        """One request after the other, unless ``together``: sums of one shape give the same bits in every engine,
+        and when requests come together it is chance which of them share a step."""
+        sampling = sampling or {}
+        each = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
+        if together:
+            return self._generate(prompts, each, lora)
+        return [self._generate([p], [s], lora)[0] for p, s in zip(prompts, each, strict=True)]
+
+    def _generate(
+        self, prompts: list[dict[str, Any]], sampling: list[dict[str, Any]], lora: dict[str, Any] | None
     ) -> list[dict[str, Any]]:
         request = None
         if lora:
             from vllm.lora.request import LoRARequest
 
             request = LoRARequest(lora["name"], lora["id"], lora["path"])
-        sampling = sampling or {}
-        params = [self._params(s) for s in sampling] if isinstance(sampling, list) else self._params(sampling)
+        params = [self._params(one) for one in sampling]
         began = time.monotonic()
         outputs = self.llm.generate(self._prompts(prompts), params, use_tqdm=False, lora_request=request)
         seconds = time.monotonic() - began
@@ -72,7 +86,6 @@ class Engine:
                 "cached": output.num_cached_tokens,
                 "params": output.kv_transfer_params,
                 "seconds": seconds,
-                "ttft": _ttft(output),
             }
             for output in outputs
         ]
@@ -112,11 +125,6 @@ class Engine:
         me = psutil.Process()
         total = sum(sum(p.cpu_times()[:2]) for p in [me, *me.children(recursive=True)])
         return {"total": total, "self": resource.getrusage(resource.RUSAGE_SELF).ru_utime}
-
-
-def _ttft(output: Any) -> float | None:
-    stats = output.metrics
-    return getattr(stats, "first_token_latency", None) if stats is not None else None
 
 
 def main() -> None:

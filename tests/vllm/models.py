@@ -93,7 +93,9 @@ def _mla(**changes: Any) -> Any:
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 128,
         "v_head_dim": 128,
-        "n_routed_experts": None,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
         "first_k_dense_replace": 2,
         "max_position_embeddings": 4096,
     }

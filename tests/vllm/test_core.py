@@ -18,6 +18,7 @@ from .harness import Engine, Node, Relay, counter
 
 PROMPTS = [{"length": 512, "seed": 0}, {"length": 700, "seed": 1}, {"length": 1300, "seed": 2}]
 HITS = [512, 640, 1280]
+LIKE_A_SERVER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # engine core and worker in processes of their own
 BLOCK = 256 << 10  # bytes of 128 tokens of the tiny llama
 
 
@@ -34,11 +35,11 @@ def expected(engines: Engines, llama: dict[str, Any]) -> list[Any]:
 @pytest.fixture(scope="module")
 def warm(engines: Engines, node: Node, llama: dict[str, Any], expected: list[Any]) -> Iterator[Engine]:
     """An engine that finds what another process has saved."""
-    first = engines.start(llama, transfer(node))
+    first = engines.start(llama, transfer(node), **LIKE_A_SERVER)
     outputs = first.call("generate", prompts=PROMPTS)
     assert tokens(outputs) == expected
     assert cached(outputs) == [0, 0, 0]
-    return engines.start(llama, transfer(node))
+    return engines.start(llama, transfer(node), **LIKE_A_SERVER)
 
 
 def forget_locally(engine: Engine) -> None:

@@ -120,7 +120,7 @@ def test_adapters_share_nothing_and_load_their_own(
 def test_preempted_requests_are_right(engines: Engines, node: Node, llama: dict[str, Any]) -> None:
     llm = {**llama, "dtype": "float32", "num_gpu_blocks_override": 14, "max_model_len": 512}
     prompts = [{"length": 200, "seed": 40 + i} for i in range(6)]
-    call = {"prompts": prompts, "sampling": {"max_tokens": 150}}
+    call = {"prompts": prompts, "sampling": {"max_tokens": 150}, "together": True}
     expected = engines.reference({**llama, "dtype": "float32"}, call)[0]
     engine = engines.start(llm, transfer(node))
     assert tokens(engine.call("generate", **call)) == expected

@@ -68,8 +68,7 @@ def test_a_changed_field_gives_no_hits_and_is_named(
     path = model("llama", mutation.seed)
     if mutation.config:
         path = changed_config(path, mutation.config)
-    env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **mutation.env}  # a quicker start
-    engine = engines.start({"model": path, **mutation.llm}, transfer(node, **mutation.options), **env)
+    engine = engines.start({"model": path, **mutation.llm}, transfer(node, **mutation.options), **mutation.env)
     assert cached(engine.call("generate", prompts=PROMPTS)) == [0]
     said = [line.partition("differs in: ")[2] for line in engine.text().splitlines() if "differs in: " in line]
     assert said, engine.text()[-2000:]
