@@ -13,6 +13,7 @@ from kvstore.tiers.tier import NO_SLOT, TierKind
 
 _EVERY = 0.2  # seconds
 _USES_EVERY = 5.0
+_NVME_EVERY = 30.0  # a stamp there costs a rewritten entry
 
 
 class Housekeeper:
@@ -21,14 +22,16 @@ class Housekeeper:
     def __init__(self, state: State) -> None:
         self._state = state
         self._saved = 0.0
+        self._on_nvme: set[int] = set()  # slots used since their stamps were written
+        self._stamped = time.monotonic()
 
     def step(self) -> float:
         """One round; seconds until the next."""
-        self.flush()
+        self.flush(last=False)
         return _EVERY
 
-    def flush(self) -> None:
-        """Writes everything noted so far."""
+    def flush(self, last: bool = True) -> None:
+        """Writes everything noted so far; to NVMe only now and then, or when it is the ``last`` time."""
         stamp, touches = int(time.time()), self._state.touches
         for _ in range(len(touches)):
             rows = touches.popleft()
@@ -40,11 +43,25 @@ class Housekeeper:
             with self._state.lock:
                 self._state.namespaces.save_use()
 
+        if self._on_nvme and (last or time.monotonic() - self._stamped > _NVME_EVERY):
+            self._stamped = time.monotonic()
+            self._stamp_nvme(stamp)
+
+    def _stamp_nvme(self, stamp: int) -> None:
+        slots, self._on_nvme = np.array(list(self._on_nvme), np.uint32), set()
+        if self._state.placement:
+            self._state.placement.nvme.stamp(slots, stamp)
+
     def _stamp(self, rows: IntArray, stamp: int) -> None:
         """Rows may have gone meanwhile: then another block looks a little younger than it is."""
         index = self._state.index
         rows = rows[(index.state[rows] == READY) & (index.first_part[rows] >= 0)]
-        slots = index.parts.slot[TierKind.DRAM][index.first_part[rows]]
+        at = index.first_part[rows]
+        slots = index.parts.slot[TierKind.DRAM][at]
         slots = slots[slots != np.uint32(NO_SLOT)]
         if len(slots):
             self._state.dram.stamp(slots, stamp)
+        if self._state.placement:
+            there = index.parts.slot[TierKind.NVME][at[self._state.placement.on_nvme[rows] > 0]]
+            there = there[there != np.uint32(NO_SLOT)]
+            self._on_nvme.update(there.tolist())

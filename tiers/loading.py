@@ -145,8 +145,8 @@ class Loader:
         with state.lock:
             there = state.index.state_at[row] == READY
             if there:
-                ids = {load.namespace.id: load.namespace.id}
-                state.dram.record(entries_of(state.index, [load], ids))
+                for part in load.places:  # one by one: they may differ in how many chunks they have
+                    state.dram.record(entries_of(state.index, [(load, part)], {load.namespace.id: load.namespace.id}))
                 placement.transit.difference_update(slot for slot, _ in load.places.values())
                 reader = load.move.priority is Priority.READER
                 placement.brought(row, load.places, LOADED if reader else PREFETCHED)

@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from kvstore.tiers.admission import Admission, write_budget
+from kvstore.tiers.background import Background
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.demoting import Demoter
 from kvstore.tiers.durability import Durability
@@ -24,6 +25,7 @@ from kvstore.tiers.storing import Storer
 
 _SCAN = 65_536
 _BATCH = 64
+_PRESSURE_SECONDS = 0.05
 
 
 class Movement:
@@ -45,6 +47,13 @@ class Movement:
         self.durability = Durability(state, placement, self.mover)
         placement.nvme.on_bad_slot(self._bad_slot)
         self._bad: SimpleQueue[tuple[int, int]] = SimpleQueue()
+
+    def start(self, failed: Callable[[str], None]) -> list[Background]:
+        """Threads that run until they are stopped."""
+        settle = Background("settle", self.settle, failed)
+        self.settle_soon = settle.wake.set
+        pressure = Background("evict-nvme", lambda: 0.0 if self.keep_nvme_watermarks() else _PRESSURE_SECONDS, failed)
+        return [settle, pressure]
 
     def _execute(self, moves: Sequence[Move], report: Report) -> None:
         (self._storer if moves[0].target == NVME else self._loader).execute(moves, report)

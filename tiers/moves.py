@@ -56,10 +56,10 @@ def block_move(
     return Move(row, source, target, size, priority, Trip(namespace.id, key, held, keep))
 
 
-def entries_of(index: BlockIndex, loads: Sequence[Load], numbers: dict[int, int]) -> Entries:
-    """Record of the parts of some blocks, load by load and part by part. ``numbers``: the tier's number of each
-    namespace id. The loads' rows are held; called under the lock."""
-    flat = [(load, part, place) for load in loads for part, place in load.places.items()]
+def entries_of(index: BlockIndex, parts: Sequence[tuple[Load, int]], numbers: dict[int, int]) -> Entries:
+    """Record of some parts of blocks, in order. ``numbers``: the tier's number of each namespace id. The loads' rows
+    are held; called under the lock."""
+    flat = [(load, part, load.places[part]) for load, part in parts]
     cuts = [load.namespace.cuts[part] for load, part, _ in flat]
     parents = [index.parent_at[load.row] for load, _, _ in flat]
     keys = b"".join(load.key for load, _, _ in flat)

@@ -121,7 +121,7 @@ class State:
         return True
 
     def drop_subtree(self, row: int, cause: str) -> tuple[int, int]:
-        """Drops a block and everything after it, called *without* the lock. Blocks dropped; those of them still held."""
+        """Drops a block and all that follows it, called *without* the lock. How many; those of them still held."""
         with self.lock:
             key, number = self.index.key(row), self.index.namespace_at[row]
         dropped = held = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from kvstore.core.errors import Closed, ConfigError, Unsupported
 from kvstore.core.keys import KeyArray
 from kvstore.core.namespace import NamespaceSpec
+from kvstore.tiers.acknowledging import Puts
 from kvstore.tiers.background import Background
 from kvstore.tiers.committing import Committer
 from kvstore.tiers.dram import DramTier
@@ -40,7 +40,6 @@ from kvstore.tiers.values import (
     NamespaceStat,
     NamespaceView,
     Prefetched,
-    PutOutcome,
     Reserved,
     SharedMemory,
     StoreConfig,
@@ -102,6 +101,7 @@ class BlockStore:
         self._state.pins.recover()
         self._upkeep = Upkeep(self._state, self._evictor)
         self._movement = self._move()
+        self._puts = Puts(self._state, self._writer, self._committer, self._movement)
         self._evictor.grow()
         self._threads = self._start()
 
@@ -127,21 +127,10 @@ class BlockStore:
         if self.config.prefault:
             threads.append(Background("prefault", lambda: 0.0 if self._evictor.grow() else None, self._failed))
         threads += self._upkeep.start(self._failed)
-        return threads + (self._start_moving(self._movement) if self._movement else [])
-
-    def _start_moving(self, movement: Movement) -> list[Background]:
-        settle = Background("settle", movement.settle, self._failed)
-        movement.settle_soon = settle.wake.set
-        return [
-            settle,
-            Background(
-                "evict-nvme", lambda: 0.0 if movement.keep_nvme_watermarks() else _PRESSURE_SECONDS, self._failed
-            ),
-        ]
+        return threads + (self._movement.start(self._failed) if self._movement else [])
 
     def close(self) -> None:
-        """Stops the threads and unmaps the file, which keeps everything for the next start. What is in DRAM only is
-        written to NVMe first, as far as ``flush_seconds`` go."""
+        """Writes to NVMe what is in DRAM only, for ``flush_seconds`` at most; stops the threads and unmaps the file."""
         with self._closing:
             if self._closed:
                 return
@@ -313,15 +302,11 @@ class BlockStore:
         With acknowledgement DURABLE, blocks that are here already are made durable now; NOT_DURABLE: not in time.
         Raises InvalidArgument, BadKey, SessionLost, UnknownNamespace, Unsupported.
         """
-        self._check_ack(ack)
+        self._puts.check_ack(ack)
         space = self._namespace(namespace)
         space.used = time.time()
         wanted, _ = part_mask(space, parts)
-        reserved = self._writer.reserve(session, space, chain, wanted, request_id, importance, appended_tokens)
-        if ack != AckLevel.DURABLE or PutOutcome.PRESENT not in reserved.outcomes:
-            return reserved
-        outcomes = self._made_durable(space, chain.keys, reserved.outcomes, PutOutcome.PRESENT, deadline)
-        return replace(reserved, outcomes=outcomes)
+        return self._puts.reserve(session, space, chain, wanted, request_id, importance, appended_tokens, ack, deadline)
 
     def commit(
         self, session: Session, reservation: int, checksums: U64Array, ack: int = AckLevel.VISIBLE,
@@ -333,50 +318,9 @@ class BlockStore:
         for which the deadline (time.monotonic, 0 and none: ``durable_wait``) comes first is NOT_DURABLE, but visible.
         Raises InvalidArgument, SessionLost, Unsupported.
         """
-        self._check_ack(ack)
+        self._puts.check_ack(ack)
         self._use()
-        found = session.reservations.get(reservation)
-        outcomes = self._committer.commit(session, reservation, checksums)
-        if self._movement is None or found is None:
-            return outcomes
-        if ack == AckLevel.DURABLE:
-            return self._made_durable(found.namespace, found.keys, outcomes, PutOutcome.STORED, deadline)
-        if self.config.nvme_write_rule == "through":
-            self._movement.durability.copy(found.namespace, found.keys)
-        return outcomes
-
-    def _made_durable(
-        self, namespace: Namespace, keys: KeyArray, outcomes: bytes, which: PutOutcome, deadline: float | None
-    ) -> bytes:
-        """The outcomes, with NOT_DURABLE for those of one kind that are not durable in time."""
-        assert self._movement is not None
-        codes = np.frombuffer(outcomes, np.uint8).copy()
-        mine = np.flatnonzero(codes == which)
-        until = time.monotonic() + self.config.durable_wait if deadline is None else deadline
-        durable = self._movement.durability.wait(namespace, keys[mine], until)
-        codes[mine[~durable]] = PutOutcome.NOT_DURABLE
-        return codes.tobytes()
-
-    def _check_ack(self, ack: int) -> None:
-        if ack == AckLevel.VISIBLE:
-            return
-        if ack != AckLevel.DURABLE or self._movement is None:
-            name = AckLevel(ack).name.lower() if ack in list(AckLevel) else str(ack)
-            raise Unsupported(
-                f"acknowledgement level {name!r} is not supported by this node as it is configured; use 'visible'",
-                ack=name,
-            )
-        if (
-            self._movement.demoter.rule == "off"
-            or not self._state.placement
-            or not self._state.placement.nvme.accepting
-        ):
-            report = self._state.placement.nvme.health if self._state.placement else None
-            raise Unsupported(
-                "nothing can be made durable now: the NVMe tier takes no writes "
-                f"({(report.reason if report else '') or 'write rule off, or too much waits'}); use 'visible'",
-                ack="durable",
-            )
+        return self._puts.commit(session, reservation, checksums, ack, deadline)
 
     def abort(self, session: Session, reservation: int) -> None:
         """Gives a reservation up; the caller writes to its slots no more. Raises InvalidArgument, SessionLost."""

@@ -152,7 +152,8 @@ class Storer:
     def _write(self, loads: list[Load], report: Report) -> None:
         with self._state.lock:
             numbers = {load.namespace.id: self._placement.number(load.namespace) for load in loads}
-            entries = entries_of(self._state.index, loads, numbers)
+            parts = [(load, part) for load in loads for part in load.places]
+            entries = entries_of(self._state.index, parts, numbers)
         views = [
             self._state.dram.view(slot, load.namespace.cuts[part].length)
             for load in loads

@@ -182,6 +182,9 @@ class TwoTierMachine(StoreMachine):
     @invariant()
     def the_store_agrees_with_itself(self) -> None:
         still(self.store)
+        assert self.store._movement
+        failed = {key: count for key, count in self.store._movement.mover.outcomes.items() if key[1] == "failed"}
+        assert not failed, failed
         audit(self.store)
         audit_tiers(self.store)
 

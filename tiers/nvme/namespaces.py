@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvstore.core.checksum import Chunking, chunking
 from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.core.namespace import parse_canonical, root_of
+from kvstore.tiers.tier import Entries
 
 log = logging.getLogger(__name__)
 MAX_NAMESPACES = 1024
@@ -69,6 +70,17 @@ class NamespaceTable:
         if known is None or part >= len(known.cuts):
             raise InvalidArgument(f"the NVMe tier knows no namespace {number} with a part {part}; open it first")
         return known, known.cuts[part]
+
+    def check(self, entries: Entries) -> None:
+        """Raises InvalidArgument unless every entry is of a part that its namespace has."""
+        columns = (entries.namespaces, entries.parts, entries.lengths, entries.chunks)
+        for number, part, length, chunks in set(zip(*(column.tolist() for column in columns), strict=True)):
+            _, cut = self.cut(number, part)
+            if (length, chunks) != (cut.length, cut.count):
+                raise InvalidArgument(
+                    f"part {part} of namespace {number} has {cut.length} bytes in {cut.count} chunks, "
+                    f"not {length} in {chunks}"
+                )
 
     def _add(self, number: int, canonical: bytes) -> Known:
         spec = parse_canonical(canonical)

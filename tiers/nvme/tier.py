@@ -333,22 +333,12 @@ class NvmeTier(Tier):
             packed[name] = column
         packed["granules"] = self._slots.granules(entries.slots)
         packed["digest"] = [digest(s, g) for s, g in zip(sums, entries.generations.tolist(), strict=True)]
-        self._check_parts(entries)
+        self.namespace_table.check(entries)
         ticket = Ticket(packed)
         with self._tickets_lock:
             self._tickets.add(ticket)
         ticket.on_settled(self._settled)
         return ticket, sums
-
-    def _check_parts(self, entries: Entries) -> None:
-        columns = (entries.namespaces, entries.parts, entries.lengths, entries.chunks)
-        for number, part, length, chunks in set(zip(*(column.tolist() for column in columns), strict=True)):
-            _, cut = self.namespace_table.cut(number, part)
-            if (length, chunks) != (cut.length, cut.count):
-                raise InvalidArgument(
-                    f"part {part} of namespace {number} has {cut.length} bytes in {cut.count} chunks, "
-                    f"not {length} in {chunks}"
-                )
 
     def _settled(self, ticket: Ticket) -> None:
         with self._tickets_lock:

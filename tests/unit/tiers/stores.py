@@ -126,6 +126,15 @@ def read(store: BlockStore, view: NamespaceView, offsets: np.ndarray, parts: tup
     ]
 
 
+def _count_moves(store: BlockStore, held: dict[int, int], owners: dict[int, str]) -> None:
+    """What moves between tiers hold."""
+    placement = store._state.placement
+    if placement:
+        for row, moves in placement.moving.items():
+            held[row] += moves
+        owners.update(dict.fromkeys(placement.transit, "transit"))
+
+
 def audit(store: BlockStore) -> None:
     """Everything the store believes agrees with everything else it believes."""
     state = store._state
@@ -147,10 +156,7 @@ def audit(store: BlockStore) -> None:
                     assert owners.setdefault(slot, "reservation") == "reservation"
             for slot in session.loose.tolist():
                 owners[slot] = "loose"
-        if state.placement:
-            for row, moves in state.placement.moving.items():
-                held[row] += moves
-            owners.update(dict.fromkeys(state.placement.transit, "transit"))
+        _count_moves(store, held, owners)
         for row in rows:
             assert index.leases_at[row] == held[row], f"row {row} counts {index.leases_at[row]} holds, not {held[row]}"
             status, ready = index.state_at[row], index.ready_at[row]

@@ -1,0 +1,83 @@
+"""Puts and what is acknowledged of them: visible, or durable, and nothing before it is true."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from kvstore.core.errors import Unsupported
+from kvstore.core.keys import KeyArray
+from kvstore.tiers.committing import Committer
+from kvstore.tiers.movement import Movement
+from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.sessions import Session
+from kvstore.tiers.state import State
+from kvstore.tiers.tier import U16Array, U64Array
+from kvstore.tiers.values import AckLevel, ChainSlice, PutOutcome, Reserved
+from kvstore.tiers.writing import Writer
+
+
+class Puts:
+    """Reserving and committing at an acknowledgement level. ``movement``: of a store with an NVMe tier."""
+
+    def __init__(self, state: State, writer: Writer, committer: Committer, movement: Movement | None) -> None:
+        self._state = state
+        self._writer = writer
+        self._committer = committer
+        self._movement = movement
+
+    def reserve(
+        self, session: Session, namespace: Namespace, chain: ChainSlice, parts: tuple[int, ...], request: int,
+        importance: U16Array | None, appended: int, ack: int, deadline: float | None,
+    ) -> Reserved:  # fmt: skip
+        """As BlockStore.reserve."""
+        reserved = self._writer.reserve(session, namespace, chain, parts, request, importance, appended)
+        if ack != AckLevel.DURABLE or PutOutcome.PRESENT not in reserved.outcomes:
+            return reserved
+        outcomes = self._made_durable(namespace, chain.keys, reserved.outcomes, PutOutcome.PRESENT, deadline)
+        return replace(reserved, outcomes=outcomes)
+
+    def commit(
+        self, session: Session, reservation: int, checksums: U64Array, ack: int, deadline: float | None
+    ) -> bytes:
+        """As BlockStore.commit."""
+        found = session.reservations.get(reservation)
+        outcomes = self._committer.commit(session, reservation, checksums)
+        if self._movement is None or found is None:
+            return outcomes
+        if ack == AckLevel.DURABLE:
+            return self._made_durable(found.namespace, found.keys, outcomes, PutOutcome.STORED, deadline)
+        if self._movement.demoter.rule == "through":
+            self._movement.durability.copy(found.namespace, found.keys)
+        return outcomes
+
+    def _made_durable(
+        self, namespace: Namespace, keys: KeyArray, outcomes: bytes, which: PutOutcome, deadline: float | None
+    ) -> bytes:
+        """The outcomes, with NOT_DURABLE for those of one kind that are not durable in time."""
+        assert self._movement is not None
+        codes = np.frombuffer(outcomes, np.uint8).copy()
+        mine = np.flatnonzero(codes == which)
+        until = time.monotonic() + self._state.config.durable_wait if deadline is None else deadline
+        durable = self._movement.durability.wait(namespace, keys[mine], until)
+        codes[mine[~durable]] = PutOutcome.NOT_DURABLE
+        return codes.tobytes()
+
+    def check_ack(self, ack: int) -> None:
+        """Raises Unsupported when this store cannot keep what it would say."""
+        if ack == AckLevel.VISIBLE:
+            return
+        placement, name = self._state.placement, AckLevel(ack).name.lower() if ack in list(AckLevel) else str(ack)
+        if ack != AckLevel.DURABLE or self._movement is None or placement is None:
+            raise Unsupported(
+                f"acknowledgement level {name!r} is not supported by this node as it is configured; use 'visible'",
+                ack=name,
+            )
+        if self._movement.demoter.rule == "off" or not placement.nvme.accepting:
+            raise Unsupported(
+                "nothing can be made durable now: the NVMe tier takes no writes "
+                f"({placement.nvme.health.reason or 'write rule off, or too much waits'}); use 'visible'",
+                ack=name,
+            )
