@@ -184,6 +184,20 @@ class Namespace:
         """Drops blocks and what follows them."""
         return await self.client.call(functools.partial(self.sync.evict, keys), timeout)
 
+    async def pin(
+        self, keys: AnyKeys, *, hard: bool = False, ttl: float | None = None, timeout: float | None = None
+    ) -> int:
+        """Keeps blocks: the last to be evicted or, ``hard``, never."""
+        return await self.client.call(functools.partial(self.sync.pin, keys, hard=hard, ttl=ttl), timeout)
+
+    async def unpin(self, keys: AnyKeys, *, timeout: float | None = None) -> int:
+        """Lifts pins; how many."""
+        return await self.client.call(functools.partial(self.sync.unpin, keys), timeout)
+
+    async def rotate(self, *, timeout: float | None = None) -> int:
+        """Voids all that the namespace holds; the new generation."""
+        return await self.client.call(self.sync.rotate, timeout)
+
     @asynccontextmanager
     async def borrow(self, keys: AnyKeys, **options: Any) -> AsyncIterator[list[memoryview]]:
         """``async with ns.borrow(keys) as views:``, options as for :meth:`kvstore.Namespace.borrow`."""

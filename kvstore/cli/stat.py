@@ -13,6 +13,7 @@ from kvstore.v1 import control_pb2 as pb
 from kvstore.v1 import types_pb2 as types
 
 app = typer.Typer(pretty_exceptions_enable=False)
+_PINS = ("soft_blocks", "hard_blocks", "hard_bytes", "max_bytes", "max_tenant_bytes")
 
 
 @app.command()
@@ -41,7 +42,8 @@ def as_dict(reply: pb.StatReply) -> dict[str, Any]:
         **{name: getattr(reply, name) for name in plain + more},
         "tiers": [_tier(tier) for tier in reply.tiers],
         "counters": dict(sorted(reply.counters.items())),
-        "namespaces": [_namespace(one) for one in reply.namespaces],
+        "namespaces": [namespace_dict(one) for one in reply.namespaces],
+        "pins": {name: getattr(reply.pins, name) for name in _PINS},
     }
 
 
@@ -52,7 +54,8 @@ def _tier(tier: pb.TierStat) -> dict[str, Any]:
     return {"tier": name, **{field: getattr(tier, field) for field in names}, **health, "counters": dict(tier.counters)}
 
 
-def _namespace(info: pb.NamespaceInfo) -> dict[str, Any]:
+def namespace_dict(info: pb.NamespaceInfo) -> dict[str, Any]:
+    """A namespace with its ids in hex and its sizes by name of the tier."""
     spec = json.loads(info.canonical)
     return {
         "root": info.root.hex(),
@@ -62,8 +65,15 @@ def _namespace(info: pb.NamespaceInfo) -> dict[str, Any]:
         "parts": info.parts,
         "blocks": info.blocks,
         "bytes": info.bytes,
+        "tiers": {_tier_name(one.tier): one.bytes for one in info.tiers},
+        "pinned_bytes": info.pinned_bytes,
+        "generation": info.generation,
         "idle_seconds": info.idle_seconds,
     }
+
+
+def _tier_name(tier: int) -> str:
+    return types.TierKind.Name(tier).removeprefix("TIER_KIND_").lower()
 
 
 # --- for people ---------------------------------------------------------------------------------------------
@@ -84,7 +94,14 @@ def _print(value: dict[str, Any]) -> None:
         f"index {show_size(value['index_bytes'])}",
         highlight=False,
     )
-    for table in (_tiers(value["tiers"]), _traffic(value["counters"]), _namespaces(value["namespaces"])):
+    pins = value["pins"]
+    if pins["soft_blocks"] or pins["hard_blocks"]:
+        console.print(
+            f"pinned: {pins['hard_blocks']} blocks hard ({show_size(pins['hard_bytes'])} of at most "
+            f"{show_size(pins['max_bytes'])}), {pins['soft_blocks']} soft",
+            highlight=False,
+        )
+    for table in (_tiers(value["tiers"]), _traffic(value["counters"]), namespace_table(value["namespaces"])):
         if table.row_count:
             console.print(table)
 
@@ -128,8 +145,12 @@ def _traffic(counters: dict[str, int]) -> Any:
     return table
 
 
-def _namespaces(known: list[dict[str, Any]]) -> Any:
-    table = _table("namespaces", "root", "model", "tenant", "parts", "blocks", "bytes", "last used")
+def namespace_table(known: list[dict[str, Any]]) -> Any:
+    """Namespaces for people, the largest first."""
+    tiers = sorted({name for one in known for name in one["tiers"]})
+    table = _table(
+        "namespaces", "root", "model", "tenant", "parts", "blocks", *tiers, "pinned", "generation", "last used"
+    )
     for one in sorted(known, key=lambda one: -one["bytes"]):
         table.add_row(
             one["root"][:8],
@@ -137,7 +158,9 @@ def _namespaces(known: list[dict[str, Any]]) -> Any:
             one["tenant"],
             str(one["parts"]),
             str(one["blocks"]),
-            show_size(one["bytes"]),
+            *(show_size(one["tiers"].get(name, 0)) for name in tiers),
+            show_size(one["pinned_bytes"]),
+            str(one["generation"]),
             f"{_ago(one['idle_seconds'])} ago",
         )
     return table

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from kvstore.client import keeping
 from kvstore.client.borrow import Borrow
 from kvstore.client.buffers import rows
 from kvstore.client.counters import reason_of
@@ -192,6 +193,26 @@ class Namespace:
         reply = self.served(deadline, lambda transport, handle: transport.evict(handle, chain.raw, deadline))
         return 0 if isinstance(reply, str) else reply.evicted
 
+    # --- keeping and voiding -----------------------------------------------------------------------------
+
+    def pin(self, keys: AnyKeys, *, hard: bool = False, ttl: float | None = None, timeout: float | None = None) -> int:
+        """Keeps blocks: they are the last to be evicted or, ``hard``, never are. How many are pinned now.
+
+        ``ttl``: seconds until the pin ends by itself, None for good. For a hard pin ``keys`` is a chain from block 0. A
+        later call changes kind and time. Raises NoSpace when hard pins would take more bytes than the node allows, and
+        sets none then. Eviction by name, purge and drop win over pins.
+        """
+        return keeping.pin(self, keys, hard, ttl, timeout)
+
+    def unpin(self, keys: AnyKeys, *, timeout: float | None = None) -> int:
+        """Lifts pins; how many. A block that hard-pinned blocks hang on keeps its own."""
+        return keeping.unpin(self, keys, timeout)
+
+    def rotate(self, *, timeout: float | None = None) -> int:
+        """Voids all that the namespace holds on the node, as after new weights: from when this returns nothing old is
+        found, and puts begun before are lost. The new generation. Raises NotServed whatever ``on_failure`` says."""
+        return keeping.rotate(self, timeout)
+
     # --- inside ------------------------------------------------------------------------------------------
 
     def plan(self, parts: Parts, span: Span) -> Plan:
@@ -305,7 +326,7 @@ class Namespace:
     def served(self, deadline: float, action: Callable[[Transport, int], T], *, quiet: bool = False) -> T | str:
         """Runs an action with the namespace's handle. When the node does not serve it, the reason (a str)."""
         try:
-            return self.client.link.run(deadline, lambda transport: self._with_handle(transport, deadline, action))
+            return self.client.link.run(deadline, lambda transport: self.with_handle(transport, deadline, action))
         except (NotServed, InternalError, ProtocolError) as error:
             return self._not_served(error, quiet)
 
@@ -323,7 +344,8 @@ class Namespace:
             raise error
         return reason_of(error)
 
-    def _with_handle(self, transport: Transport, deadline: float, action: Callable[[Transport, int], T]) -> T:
+    def with_handle(self, transport: Transport, deadline: float, action: Callable[[Transport, int], T]) -> T:
+        """Runs an action with the namespace's handle in a session, opening it first where need be."""
         handle = transport.handles.get(self.root)
         if handle is not None:
             try:

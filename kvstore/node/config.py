@@ -21,6 +21,7 @@ from kvstore.node.kinds import (
     COUNT,
     COUNT_OR_AUTO,
     DURATION,
+    DURATION_OR_OFF,
     FLAG,
     MODE,
     NUMBER,
@@ -111,9 +112,23 @@ class NodeConfig:
     max_blocks: int | None = _setting(
         COUNT_OR_AUTO, None, "Rows of the index. auto: one for each 16 KiB of capacity, at least 65536."
     )
-    eviction: str = _setting(one_of("lru", "turnscore"), "lru", "Which blocks go first when room is needed.")
+    eviction: str = _setting(one_of("lru", "turnscore"), "turnscore", "Which blocks go first when room is needed.")
     high_watermark: float = _setting(RATIO, 0.95, "Share of used slots above which eviction starts.")
     low_watermark: float = _setting(RATIO, 0.90, "Share of used slots down to which eviction goes.")
+    max_pinned_bytes: int | None = _setting(
+        SIZE_OR_AUTO, None, "Bytes that hard-pinned blocks may take. auto: a quarter of the capacity."
+    )
+    max_pinned_bytes_tenant: int | None = _setting(
+        SIZE_OR_AUTO, None, "The same for the namespaces of one tenant. auto: as max_pinned_bytes."
+    )
+    namespace_idle: float | None = _setting(
+        DURATION_OR_OFF, 3600.0, "Blocks of a namespace that nobody used for this long go before all others."
+    )
+    namespace_ttl: float | None = _setting(
+        DURATION_OR_OFF, None, "A namespace that nobody used for this long is dropped, unless it has hard pins."
+    )
+    scrub_rate: int = _setting(SIZE, 32 << 20, "Bytes a second of DRAM that are checked at rest. 0: none.")
+    scrub_interval: float = _setting(DURATION, 600.0, "Time from the start of one check of all of DRAM to the next.")
     nvme_dir: Path | None = _setting(
         PATH_OR_OFF, None, "Directory of the NVMe tier, on a local disk; one living node at a time. off: DRAM only."
     )

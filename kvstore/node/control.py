@@ -53,6 +53,12 @@ class Control:
         blocks, leased = self._store.drop_namespace(_checked_root(request.root))
         return pb.DropNamespaceReply(blocks=blocks, leased=leased)
 
+    def rotate_namespace(
+        self, request: pb.RotateNamespaceRequest, context: grpc.ServicerContext
+    ) -> pb.RotateNamespaceReply:
+        done = self._store.rotate_namespace(_checked_root(request.root))
+        return pb.RotateNamespaceReply(blocks=done.blocks, leased=done.leased, generation=done.generation)
+
     def _view(self, root: bytes) -> NamespaceView:
         return self._store.namespace_at(_checked_root(root))
 
@@ -104,6 +110,15 @@ class Control:
         evicted, leased, absent = self._store.evict(view.handle, checked_keys(request.keys, self._max_keys))
         return pb.ControlEvictReply(evicted=evicted, leased=leased, absent=absent)
 
+    def pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
+        view = self._view(request.root)
+        keys = checked_keys(request.keys, self._max_keys)
+        return pb.PinReply(pinned=self._store.pin(view.handle, keys, request.hard, request.ttl_seconds))
+
+    def unpin(self, request: pb.UnpinRequest, context: grpc.ServicerContext) -> pb.UnpinReply:
+        view = self._view(request.root)
+        return pb.UnpinReply(unpinned=self._store.unpin(view.handle, checked_keys(request.keys, self._max_keys)))
+
     def stat(self, request: pb.StatRequest, context: grpc.ServicerContext) -> pb.StatReply:
         return self._stat()
 
@@ -123,12 +138,6 @@ class Control:
     def migrate(self, request: Any, context: grpc.ServicerContext) -> pb.MigrateReply:
         _later("Migrate", "moves blocks to other nodes of a cluster; this node stands alone")
 
-    def pin(self, request: Any, context: grpc.ServicerContext) -> pb.PinReply:
-        _later("Pin", "keeps blocks from eviction for a time; hold a lease (GET on the data path) instead")
-
-    def unpin(self, request: Any, context: grpc.ServicerContext) -> pb.UnpinReply:
-        _later("Unpin", "ends a Pin")
-
     def drain(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.DrainProgress]:
         _later("Drain", "empties a node onto the others of its cluster before it leaves; this node stands alone")
 
@@ -145,6 +154,9 @@ def namespace_info(stat: NamespaceStat) -> pb.NamespaceInfo:
         bytes=stat.bytes,
         parts=len(stat.spec.parts),
         idle_seconds=stat.idle_seconds,
+        tiers=[pb.TierBytes(tier=tier + 1, bytes=size) for tier, size in stat.tier_bytes],  # type: ignore[arg-type]
+        pinned_bytes=stat.pinned_bytes,
+        generation=stat.generation,
     )
 
 

@@ -76,6 +76,9 @@ class Handlers:
             Op.ABORT: (pb.AbortRequest, self._abort),
             Op.PUT: (pb.PutRequest, self._put),
             Op.EVICT: (pb.EvictKeysRequest, self._evict),
+            Op.PIN: (pb.PinKeysRequest, self._pin),
+            Op.UNPIN: (pb.UnpinKeysRequest, self._unpin),
+            Op.ROTATE: (pb.RotateRequest, self._rotate),
             Op.PING: (pb.PingRequest, self._ping),
             Op.BYE: (pb.ByeRequest, self._bye),
         }
@@ -268,6 +271,22 @@ class Handlers:
         keys = checked_keys(request.keys, self._limits.max_keys)
         evicted, leased, absent = self._store.evict(request.namespace, keys)
         return Reply(pb.EvictKeysReply(evicted=evicted, leased=leased, absent=absent).SerializeToString())
+
+    # --- keeping and voiding --------------------------------------------------------------------------------
+
+    def _pin(self, lane: Lane, session: NodeSession, request: pb.PinKeysRequest) -> Reply:
+        keys = checked_keys(request.keys, self._limits.max_keys)
+        pinned = self._store.pin(request.namespace, keys, request.hard, request.ttl_seconds)
+        return Reply(pb.PinKeysReply(pinned=pinned).SerializeToString())
+
+    def _unpin(self, lane: Lane, session: NodeSession, request: pb.UnpinKeysRequest) -> Reply:
+        keys = checked_keys(request.keys, self._limits.max_keys)
+        return Reply(pb.UnpinKeysReply(unpinned=self._store.unpin(request.namespace, keys)).SerializeToString())
+
+    def _rotate(self, lane: Lane, session: NodeSession, request: pb.RotateRequest) -> Reply:
+        done = self._store.rotate_namespace(self._store.spec(request.namespace).root)
+        reply = pb.RotateReply(blocks=done.blocks, leased=done.leased, generation=done.generation)
+        return Reply(reply.SerializeToString())
 
 
 def open_namespace(store: BlockStore, canonical: bytes, root: bytes, strict: bool) -> NamespaceView:

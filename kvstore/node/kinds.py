@@ -89,6 +89,11 @@ SIZE_OR_AUTO = Kind("size or auto", _or_auto(parse_size), _shown_or(AUTO, show_s
 COUNT = Kind("number", _count)
 COUNT_OR_AUTO = Kind("number or auto", _or_auto(_count), _shown_or(AUTO, str))
 DURATION = Kind("duration", parse_duration, show_duration)
+DURATION_OR_OFF = Kind(
+    "duration or off",
+    lambda value: None if str(value).lower() == "off" else parse_duration(value),
+    _shown_or("off", show_duration),
+)
 ADDRESS = Kind("host:port or off", parse_address, _shown_or("off", str))
 PATH = Kind("path", _path)
 PATH_OR_AUTO = Kind("path or auto", _or_auto(_path), _shown_or(AUTO, str))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import kvstore
@@ -51,6 +51,7 @@ def stat_reply(stat: StoreStat, facts: Facts) -> pb.StatReply:
         index_bytes=stat.index_bytes,
         data_address=facts.data_address,
         socket=facts.socket,
+        pins=pb.PinStat(**asdict(stat.pins)),
     )
     for tier in stat.tiers:
         found = reply.tiers.add(
@@ -96,6 +97,11 @@ _GAUGES = (
     ("index_bytes", "kvstore_index_bytes", "Memory of the index."),
     ("ready_bytes", "kvstore_ready_bytes", "Bytes of blocks that can be read."),
 )
+_PIN_GAUGES = (
+    ("soft_blocks", "kvstore_blocks_pinned_soft", "Blocks that are the last to be evicted."),
+    ("hard_blocks", "kvstore_blocks_pinned_hard", "Blocks that are never evicted."),
+    ("hard_bytes", "kvstore_pinned_bytes", "Bytes of blocks that are never evicted."),
+)
 # Counters of the store by their names -> metric, help, labels. Others appear under their own names.
 _FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     (r"hit_blocks", "kvstore_hits", "Blocks that reads asked for and got.", ()),
@@ -128,6 +134,8 @@ def store_metrics(stat: StoreStat) -> Iterator[Metric]:
         for tier in stat.tiers:
             family.add_metric([tier.name], getattr(tier, field))
         yield family
+    for field, name, text in _PIN_GAUGES:
+        yield GaugeMetricFamily(name, text, value=getattr(stat.pins, field))
     for field, name, text in _GAUGES:
         yield GaugeMetricFamily(name, text, value=getattr(stat, field))
     if stat.nvme:

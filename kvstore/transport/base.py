@@ -192,6 +192,21 @@ class Transport(ABC):
         request = pb.EvictKeysRequest(namespace=handle, keys=keys)
         return parsed(pb.EvictKeysReply(), self.call(Op.EVICT, request.SerializeToString(), deadline))
 
+    def pin_keys(self, handle: int, keys: bytes, hard: bool, ttl: float, deadline: float) -> int:
+        """Pins blocks; how many. Raises NoSpace past the node's bounds."""
+        request = pb.PinKeysRequest(namespace=handle, keys=keys, hard=hard, ttl_seconds=ttl)
+        return parsed(pb.PinKeysReply(), self.call(Op.PIN, request.SerializeToString(), deadline)).pinned
+
+    def unpin_keys(self, handle: int, keys: bytes, deadline: float) -> int:
+        """Lifts pins; how many."""
+        request = pb.UnpinKeysRequest(namespace=handle, keys=keys)
+        return parsed(pb.UnpinKeysReply(), self.call(Op.UNPIN, request.SerializeToString(), deadline)).unpinned
+
+    def rotate(self, handle: int, deadline: float) -> pb.RotateReply:
+        """Voids all that a namespace holds."""
+        request = pb.RotateRequest(namespace=handle)
+        return parsed(pb.RotateReply(), self.call(Op.ROTATE, request.SerializeToString(), deadline))
+
     def abort(self, reservation: int) -> None:
         """Gives a reservation back; if that cannot be said, by ending the session."""
         if self.lost:

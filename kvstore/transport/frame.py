@@ -56,6 +56,9 @@ class Op(IntEnum):
     EVICT = 12
     PING = 13
     BYE = 14
+    PIN = 15
+    UNPIN = 16
+    ROTATE = 17
 
 
 class Flag(IntFlag):

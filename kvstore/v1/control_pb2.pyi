@@ -19,7 +19,7 @@ class ControlOpenNamespaceRequest(_message.Message):
     def __init__(self, canonical: _Optional[bytes] = ..., root: _Optional[bytes] = ..., strict: bool = ...) -> None: ...
 
 class NamespaceInfo(_message.Message):
-    __slots__ = ("root", "canonical", "blocks", "bytes", "created", "differs", "parts", "idle_seconds")
+    __slots__ = ("root", "canonical", "blocks", "bytes", "created", "differs", "parts", "idle_seconds", "tiers", "pinned_bytes", "generation")
     ROOT_FIELD_NUMBER: _ClassVar[int]
     CANONICAL_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,9 @@ class NamespaceInfo(_message.Message):
     DIFFERS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     root: bytes
     canonical: bytes
     blocks: int
@@ -36,7 +39,18 @@ class NamespaceInfo(_message.Message):
     differs: _containers.RepeatedScalarFieldContainer[str]
     parts: int
     idle_seconds: float
-    def __init__(self, root: _Optional[bytes] = ..., canonical: _Optional[bytes] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., created: bool = ..., differs: _Optional[_Iterable[str]] = ..., parts: _Optional[int] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+    tiers: _containers.RepeatedCompositeFieldContainer[TierBytes]
+    pinned_bytes: int
+    generation: int
+    def __init__(self, root: _Optional[bytes] = ..., canonical: _Optional[bytes] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., created: bool = ..., differs: _Optional[_Iterable[str]] = ..., parts: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierBytes, _Mapping]]] = ..., pinned_bytes: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class TierBytes(_message.Message):
+    __slots__ = ("tier", "bytes")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    tier: _types_pb2.TierKind
+    bytes: int
+    def __init__(self, tier: _Optional[_Union[_types_pb2.TierKind, str]] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ListNamespacesRequest(_message.Message):
     __slots__ = ()
@@ -61,6 +75,22 @@ class DropNamespaceReply(_message.Message):
     blocks: int
     leased: int
     def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ...) -> None: ...
+
+class RotateNamespaceRequest(_message.Message):
+    __slots__ = ("root",)
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    def __init__(self, root: _Optional[bytes] = ...) -> None: ...
+
+class RotateNamespaceReply(_message.Message):
+    __slots__ = ("blocks", "leased", "generation")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    leased: int
+    generation: int
+    def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ControlMatchRequest(_message.Message):
     __slots__ = ("root", "keys", "parts", "request_id")
@@ -156,6 +186,20 @@ class StatRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PinStat(_message.Message):
+    __slots__ = ("soft_blocks", "hard_blocks", "hard_bytes", "max_bytes", "max_tenant_bytes")
+    SOFT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HARD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TENANT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    soft_blocks: int
+    hard_blocks: int
+    hard_bytes: int
+    max_bytes: int
+    max_tenant_bytes: int
+    def __init__(self, soft_blocks: _Optional[int] = ..., hard_blocks: _Optional[int] = ..., hard_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_tenant_bytes: _Optional[int] = ...) -> None: ...
+
 class TierStat(_message.Message):
     __slots__ = ("tier", "capacity_bytes", "used_bytes", "ready_bytes", "segments", "segments_ready", "state", "reason", "advice", "since", "counters")
     class CountersEntry(_message.Message):
@@ -190,7 +234,7 @@ class TierStat(_message.Message):
     def __init__(self, tier: _Optional[_Union[_types_pb2.TierKind, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_ready: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., advice: _Optional[str] = ..., since: _Optional[float] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StatReply(_message.Message):
-    __slots__ = ("node_id", "boot_id", "version", "uptime_seconds", "tiers", "blocks", "writing", "leased_blocks", "leases", "sessions", "orphan_sessions", "counters", "namespaces", "index_bytes", "data_address", "socket")
+    __slots__ = ("node_id", "boot_id", "version", "uptime_seconds", "tiers", "blocks", "writing", "leased_blocks", "leases", "sessions", "orphan_sessions", "counters", "namespaces", "index_bytes", "data_address", "socket", "pins")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +258,7 @@ class StatReply(_message.Message):
     INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SOCKET_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
     node_id: bytes
     boot_id: bytes
     version: str
@@ -230,7 +275,8 @@ class StatReply(_message.Message):
     index_bytes: int
     data_address: str
     socket: str
-    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., writing: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., orphan_sessions: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInfo, _Mapping]]] = ..., index_bytes: _Optional[int] = ..., data_address: _Optional[str] = ..., socket: _Optional[str] = ...) -> None: ...
+    pins: PinStat
+    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., writing: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., orphan_sessions: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInfo, _Mapping]]] = ..., index_bytes: _Optional[int] = ..., data_address: _Optional[str] = ..., socket: _Optional[str] = ..., pins: _Optional[_Union[PinStat, _Mapping]] = ...) -> None: ...
 
 class PrefetchRequest(_message.Message):
     __slots__ = ("root", "keys", "tier", "deadline_ms")

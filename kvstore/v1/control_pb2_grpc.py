@@ -50,6 +50,11 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_v1_dot_control__pb2.DropNamespaceRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_control__pb2.DropNamespaceReply.FromString,
                 _registered_method=True)
+        self.RotateNamespace = channel.unary_unary(
+                '/kvstore.v1.Control/RotateNamespace',
+                request_serializer=kvstore_dot_v1_dot_control__pb2.RotateNamespaceRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_control__pb2.RotateNamespaceReply.FromString,
+                _registered_method=True)
         self.Match = channel.unary_unary(
                 '/kvstore.v1.Control/Match',
                 request_serializer=kvstore_dot_v1_dot_control__pb2.ControlMatchRequest.SerializeToString,
@@ -128,6 +133,12 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DropNamespace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateNamespace(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -222,6 +233,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.DropNamespace,
                     request_deserializer=kvstore_dot_v1_dot_control__pb2.DropNamespaceRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_control__pb2.DropNamespaceReply.SerializeToString,
+            ),
+            'RotateNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateNamespace,
+                    request_deserializer=kvstore_dot_v1_dot_control__pb2.RotateNamespaceRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_control__pb2.RotateNamespaceReply.SerializeToString,
             ),
             'Match': grpc.unary_unary_rpc_method_handler(
                     servicer.Match,
@@ -365,6 +381,33 @@ class Control(object):
             '/kvstore.v1.Control/DropNamespace',
             kvstore_dot_v1_dot_control__pb2.DropNamespaceRequest.SerializeToString,
             kvstore_dot_v1_dot_control__pb2.DropNamespaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/RotateNamespace',
+            kvstore_dot_v1_dot_control__pb2.RotateNamespaceRequest.SerializeToString,
+            kvstore_dot_v1_dot_control__pb2.RotateNamespaceReply.FromString,
             options,
             channel_credentials,
             insecure,

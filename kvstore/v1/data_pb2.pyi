@@ -322,6 +322,54 @@ class EvictKeysReply(_message.Message):
     absent: int
     def __init__(self, evicted: _Optional[int] = ..., leased: _Optional[int] = ..., absent: _Optional[int] = ...) -> None: ...
 
+class PinKeysRequest(_message.Message):
+    __slots__ = ("namespace", "keys", "hard", "ttl_seconds")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    HARD_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    namespace: int
+    keys: bytes
+    hard: bool
+    ttl_seconds: float
+    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ..., hard: bool = ..., ttl_seconds: _Optional[float] = ...) -> None: ...
+
+class PinKeysReply(_message.Message):
+    __slots__ = ("pinned",)
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    pinned: int
+    def __init__(self, pinned: _Optional[int] = ...) -> None: ...
+
+class UnpinKeysRequest(_message.Message):
+    __slots__ = ("namespace", "keys")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    namespace: int
+    keys: bytes
+    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
+class UnpinKeysReply(_message.Message):
+    __slots__ = ("unpinned",)
+    UNPINNED_FIELD_NUMBER: _ClassVar[int]
+    unpinned: int
+    def __init__(self, unpinned: _Optional[int] = ...) -> None: ...
+
+class RotateRequest(_message.Message):
+    __slots__ = ("namespace",)
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    namespace: int
+    def __init__(self, namespace: _Optional[int] = ...) -> None: ...
+
+class RotateReply(_message.Message):
+    __slots__ = ("blocks", "leased", "generation")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    leased: int
+    generation: int
+    def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
 class PingRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -33,6 +33,9 @@ REPLIES: dict[Op, type[Message]] = {
     Op.ABORT: pb.AbortReply,
     Op.PUT: pb.PutReply,
     Op.EVICT: pb.EvictKeysReply,
+    Op.PIN: pb.PinKeysReply,
+    Op.UNPIN: pb.UnpinKeysReply,
+    Op.ROTATE: pb.RotateReply,
     Op.PING: pb.PingReply,
     Op.BYE: pb.ByeReply,
 }

@@ -190,8 +190,6 @@ def test_calls_of_later_versions_say_what_they_are_for(stub: Any) -> None:
     calls = {
         "Replicate": pb.ReplicateRequest(),
         "Migrate": pb.MigrateRequest(),
-        "Pin": pb.PinRequest(),
-        "Unpin": pb.UnpinRequest(),
     }
     for name, request in calls.items():
         status, error = failure(lambda name=name, request=request: getattr(stub, name)(request))
