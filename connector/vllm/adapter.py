@@ -116,7 +116,6 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
         self._stats = counters.Recorder()
         self._last_error = 0.0
-        self._plan_now: StepPlan | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -147,12 +146,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             return ("load_mode sync cannot report failures of models with several cache groups; use async",)
         return ()
 
-    def _hook_failed(self, name: str) -> None:
+    def _hook_failed(self, name: str, error: Exception) -> None:
         self._stats.add("hook_errors", 1, name)
         now = time.monotonic()
         if now - self._last_error > 10:
             self._last_error = now
-            LOG.error("kvstore: error in %s; the request runs as without a cache", name)
+            LOG.error("kvstore: error in %s; the request runs as without a cache", name, exc_info=error)
 
     # --- worker
 
@@ -271,7 +270,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.refuse_load(str(request.request_id), blocks.get_block_ids())
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        return StepMetadata(self._build_plan(scheduler_output) or self._bare_plan())
+        assert self._scheduler is not None
+        return StepMetadata(self._build_plan(scheduler_output) or self._scheduler.bare_plan())
 
     @hook()
     def _build_plan(self, output: Any) -> StepPlan:
@@ -282,13 +282,6 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         steps = [(name, computed.get(name, 0), count) for name, count in output.num_scheduled_tokens.items()]
         state = getattr(output, "kv_connector_block_state", None)
         return self._scheduler.plan(steps, state.get_block_ids if state else lambda name: None, fresh_pages(output))
-
-    def _bare_plan(self) -> StepPlan:
-        """After an error: loads that were promised still have to be told to the workers."""
-        loads, self._scheduler._pending = self._scheduler._pending, []  # type: ignore[union-attr]
-        for op in loads:
-            op.refused = op.refused or "planning"
-        return StepPlan(loads=loads)
 
     @hook()
     def update_connector_output(self, connector_output: Any) -> None:

@@ -21,8 +21,8 @@ def hook(otherwise: Callable[[], Any] = lambda: None) -> Callable[[F], F]:
             began = time.thread_time()
             try:
                 return method(self, *args, **kwargs)
-            except Exception:  # an exception in a hook would end the engine
-                self._hook_failed(name)
+            except Exception as error:  # an exception in a hook would end the engine
+                self._hook_failed(name, error)
                 return otherwise()
             finally:
                 self._stats.add("hook_cpu_seconds", time.thread_time() - began)

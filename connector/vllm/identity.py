@@ -98,6 +98,18 @@ class Identity:
             self._build(self.spec.extra["hash_probe"])
             self._log.info("kvstore: cache reset: a new weights generation, namespace %s", self.root.hex())
 
+    def same(self, announced: str) -> bool:
+        """Whether blocks that another engine announced are of this namespace; others need not be waited for."""
+        if announced == self.root.hex():
+            return True
+        self._stats.add("lookup_misses", 1, "other_namespace")
+        text = (
+            "kvstore: the prefill engine stored its blocks in namespace %s, this one uses %s: prompts are computed "
+            "again. Start both with the same model, dtype, parallelism and options"
+        )
+        self._log.warning(text, announced, self.root.hex())
+        return False
+
     def explain(self, namespace: Any, spec: NamespaceSpec) -> None:
         """Says what was opened, and which field differs when an engine of the same model wrote other blocks."""
         self._log.info("kvstore: namespace %s open at %s", spec.root.hex(), self._options.target)

@@ -78,10 +78,6 @@ class SchedulerSide:
     def _geometry(self) -> Any:
         return self._identity.geometry
 
-    @property
-    def _root(self) -> bytes:
-        return self._identity.root
-
     def _opened(self, namespace: Any, spec: NamespaceSpec) -> None:
         self._identity.explain(namespace, spec)
 
@@ -113,7 +109,7 @@ class SchedulerSide:
             return
         wait = self.options.lookup_timeout_ms / 1000
         wanted = 0
-        if track.handoff is not None:
+        if track.handoff is not None and self._identity.same(track.handoff.namespace):
             wait, wanted = max(wait, self.options.handoff_timeout_s), min(track.handoff.blocks, limit)
         track.drop_lookup()
         track.lookup = Lookup(track.hashes(geometry, 0, limit), spec, track.tag, wait, wanted)
@@ -175,17 +171,17 @@ class SchedulerSide:
         """Decided once a request: the answer must not change while it waits for room."""
         if self.options.load != "auto" or track.handoff is not None:
             return True
-        if "worth" not in track.extra:
-            track.extra["worth"] = self.rates.worth_loading(tokens)
-            if not track.extra["worth"]:
+        if track.worth is None:
+            track.worth = self.rates.worth_loading(tokens)
+            if not track.worth:
                 self.stats.add("recomputed_tokens", tokens)
-        return bool(track.extra["worth"])
+        return track.worth
 
     def _adopt(self, track: Track, lookup: Lookup) -> None:
         """Takes over keys and what the store had."""
-        if track.extra.get("adopted") is lookup:
+        if track.adopted is lookup:
             return
-        track.extra["adopted"] = lookup
+        track.adopted = lookup
         self.stats.time("lookup_seconds", lookup.finished_at - lookup.started)
         if lookup.spec is not self._spec or not lookup.keys:
             return
@@ -221,10 +217,9 @@ class SchedulerSide:
         unit = self._geometry.unit
         end = -(-(computed + external) // unit)
         runs = plan_load(self._geometry, computed, external, tables)
-        track.extend(self._geometry, self._root, end)
+        track.extend(self._geometry, self._identity.root, end)
         op = LoadOp(track.id, end, runs, track.tag, self.options.load_mode == "sync")
         self._pending.append(op)
-        track.loading = (computed // unit, end)
         track.saved = max(track.saved, end)
         self._fresh.update(page for run in runs for page in run.pages)
 
@@ -246,9 +241,7 @@ class SchedulerSide:
         ``steps``: (request, tokens computed before, tokens scheduled). ``tables(request)``: its block tables after
         allocation. ``fresh``: pages given out in this step.
         """
-        plan = StepPlan(acknowledged=self._identity.known)
-        plan.loads, self._pending = self._pending, []
-        plan.forget, self._forget = self._forget, []
+        plan = StepPlan(acknowledged=self._identity.known, loads=list(self._pending), forget=list(self._forget))
         if self._identity.untold and self._spec is not None:
             plan.namespace, self._identity.untold = self._spec.canonical(), False
         for op in plan.loads:
@@ -265,7 +258,16 @@ class SchedulerSide:
         self._fresh = set()
         if self._identity.on_device:
             self._copying.begin(page for op in plan.saves for pages in op.run.pages for page in pages)
+        self._pending.clear()  # only now: after an error they are told in a bare plan
+        self._forget.clear()
         return plan
+
+    def bare_plan(self) -> StepPlan:
+        """After an error: requests that were promised a load must not wait for ever, so it ends as failed."""
+        loads, self._pending = self._pending, []
+        for op in loads:
+            op.refused = op.refused or "planning"
+        return StepPlan(loads=loads)
 
     def _send_keys(self, plan: StepPlan, request_id: str, end: int) -> None:
         track = self._tracks.get(request_id)
@@ -288,7 +290,7 @@ class SchedulerSide:
         found = tables(track.id)
         if found is None:
             return
-        track.extend(geometry, self._root, end)
+        track.extend(geometry, self._identity.root, end)
         first = track.saved
         if first and self._saved_keys.gap(track.key(first - 1)):
             track.gap = True
@@ -311,7 +313,6 @@ class SchedulerSide:
         for request_id in received:
             track = self._tracks.get(request_id)
             if track is not None:
-                track.loading = None
                 track.drop_lookup()
         if report is None:
             return
@@ -368,7 +369,7 @@ class SchedulerSide:
         if self._spec is None:
             return announcement(0, "", self._node())
         blocks = min(track.saved, request.num_prompt_tokens // self._geometry.unit)
-        return announcement(blocks, self._root.hex(), self._node())
+        return announcement(blocks, self._identity.root.hex(), self._node())
 
     def _node(self) -> str:
         """The holding node: its id, and where this engine reaches it."""
@@ -385,6 +386,7 @@ class SchedulerSide:
 
     def gauges(self) -> None:
         self.stats.gauge("breaker_state", self._breaker.level, "scheduler")
+        self.stats.total("breaker_opened", self._breaker.opened, "scheduler")
         if not self.refused:
             self.stats.gauge("namespace_open", int(self._link.namespace is not None), "scheduler")
 

@@ -61,6 +61,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._data: dict[str, Any] = {}
         self._gauges: dict[str, float] = {}
+        self._totals: dict[str, float] = {}
 
     def add(self, name: str, value: float = 1, label: str | None = None) -> None:
         key = name if label is None else f"{name}:{label}"
@@ -72,6 +73,14 @@ class Recorder:
             seen = self._data.setdefault(name, [])
             if len(seen) < MAX_TIMES:
                 seen.append(seconds)
+
+    def total(self, name: str, value: float, label: str) -> None:
+        """A counter that somebody else keeps: what it grew by is added."""
+        key = f"{name}:{label}"
+        grown = value - self._totals.get(key, 0)
+        if grown:
+            self._totals[key] = value
+            self.add(name, grown, label)
 
     def gauge(self, name: str, value: float, label: str) -> None:
         """Reported when it changes."""

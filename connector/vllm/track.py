@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kvstore.core.keys import KEY_BYTES, hashed_keys
@@ -36,7 +36,6 @@ class Track:
     answered: tuple[int, int] | None = None  # (computed, end of the hit in blocks) of the last answer
     deadline_passed: bool = False
     failed: bool = False  # a load failed: compute, do not ask again
-    loading: tuple[int, int] | None = None  # blocks (first, end) of the load in progress
     counted: bool = False
     found: int = 0  # blocks of the prefix that the store had when asked
     saved: int = 0  # blocks planned to be saved, or known to be there
@@ -44,7 +43,8 @@ class Track:
     keys: bytes = b""
     gap: bool = False  # a block in the middle was not saved: the ones after it are of no use
     new: bool = True  # no step has computed anything for it yet
-    extra: dict[str, Any] = field(default_factory=dict)
+    adopted: Lookup | None = None  # the lookup whose answer is in here already
+    worth: bool | None = None  # whether loading is faster than computing, once decided
 
     @property
     def id(self) -> str:

@@ -124,6 +124,7 @@ class WorkerSide:
 
     def _gauges(self) -> None:
         self.stats.gauge("breaker_state", self._breaker.level, "worker")
+        self.stats.total("breaker_opened", self._breaker.opened, "worker")
         self.stats.gauge("namespace_open", int(self._link.namespace is not None), "worker")
 
     def _open(self, canonical: bytes) -> None:

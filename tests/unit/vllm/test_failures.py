@@ -221,3 +221,44 @@ def test_an_engine_that_is_refused_runs_without_caching_and_says_why(
     assert "the layout is strange" in caplog.text
     assert a.counts()["namespace_open:scheduler"] == -1
     assert "namespace_open" in GAUGES
+
+
+def test_after_an_error_while_planning_promised_loads_end_as_failed(make: Make) -> None:
+    a = make()
+    a.prefill(Request("x", 64))
+    request, other = Request("a", 64), Request("b", 64, seed=4)
+    for one in (request, other):
+        a.arrive(one)
+        a.matched(one)
+        a.allocate(one)
+    a.promise(request, 64)
+    with pytest.raises(ZeroDivisionError):
+        a.scheduler.plan([("b", 0, 64)], lambda name: 1 / 0, set())
+    plan = a.scheduler.bare_plan()
+    assert [(op.request, op.refused) for op in plan.loads] == [("a", "planning")]
+    assert a.scheduler.bare_plan().loads == []
+
+
+def test_blocks_announced_for_another_namespace_are_not_waited_for(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = make(handoff_timeout_s=60.0)
+    params = {"do_remote_prefill": True, "kvstore": {"blocks": 4, "namespace": "00" * 16, "node": "n"}}
+    request = Request("a", 70, kv_transfer_params=params)
+    a.arrive(request)
+    assert a.matched(request) == 0
+    assert "stored its blocks in namespace 0000" in caplog.text
+
+
+def test_how_often_the_breaker_opened_is_counted(make: Make, store: FakeStore) -> None:
+    a = make()
+    a.prefill(Request("x", 64))
+    store.error = Unavailable("gone")
+    request = Request("a", 64)
+    a.arrive(request)
+    a.matched(request)
+    a.scheduler.gauges()
+    a.scheduler.gauges()
+    counts = a.counts()
+    assert counts["breaker_opened:scheduler"] == 1
+    assert counts["breaker_state:scheduler"] == 2
