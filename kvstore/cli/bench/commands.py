@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,13 +27,14 @@ def local_command(
     json: Json = False,
     target: Annotated[str, typer.Option(help="A node of this host that runs already; else one is started.")] = "",
     case: Annotated[list[str] | None, typer.Option(help="Only cases that fit, such as 'shm.*.x16'.")] = None,
-    runs: Annotated[int, typer.Option(help="Interleaved runs of each case; the median counts.")] = 7,
+    runs: Annotated[int, typer.Option(help="Interleaved runs of each case; the median counts.")] = 5,
     clients: Annotated[int, typer.Option(help="Client processes of the second form of each case.")] = 8,
     working_set: Annotated[int, typer.Option(help="MiB that one pass moves; a multiple of 64.")] = 256,
 ) -> None:
     """Put, get and match beside memcpy and raw sockets, by 1 and by several client processes."""
     from kvstore.cli.bench.local import Options, run
 
+    signal.signal(signal.SIGTERM, _stop)  # so that node, clients and their memory go with this process
     options = Options(target, runs, clients, working_set << 20, tuple(case or ()))
     with progress_bar(quiet=json) as progress:
         report = run(options, progress)
@@ -50,6 +53,10 @@ def tiers_command(
     from kvstore.cli.bench.tiers import run
 
     show(run(directory, blocks, entries, runs), json)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def show(report: Report, json: bool) -> None:

@@ -36,7 +36,7 @@ class Options:
     """``target``: a node that runs already (unix://...), else one is started. ``only``: patterns of case names."""
 
     target: str = ""
-    runs: int = 7
+    runs: int = 5
     clients: int = 8
     working_set: int = 256 << 20
     only: tuple[str, ...] = ()

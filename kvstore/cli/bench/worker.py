@@ -21,7 +21,7 @@ from kvstore.cli.bench.cases import BLOCK_TOKENS, MATCH_BLOCK_BYTES, MATCH_BLOCK
 from kvstore.core.keys import Keys
 
 CALL_TIMEOUT = 60.0  # a benchmark wants to see a slow call, not a miss
-PUT_CALLS = 2048  # most puts of one measurement: small blocks need not fill the working set
+MOST_CALLS = 2048  # of one measurement, over all clients: small blocks need not fill the working set
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,24 @@ class Worker:
         return timing
 
     def get(self, case: Case, passes: int) -> Timing:
+        """This client's share of the gets; each goes over the chains from a place of its own."""
         space, buffers, chains = self.space(case), self.buffers(case), self.resident(case)
+        calls, first = self.share(case, passes), self.number * len(chains) // case.clients
+        turn = [chains[(first + nth) % len(chains)] for nth in range(calls)]
         begin = time.perf_counter()
-        for _ in range(passes):
-            for keys in chains:
-                if space.get(keys, buffers, timeout=CALL_TIMEOUT) != case.batch:
-                    raise RuntimeError(f"{case.name}: a block that was stored was not given: {self.why(case)}")
-        end = time.perf_counter()
-        return Timing(begin, end, passes * len(chains) * case.batch * case.size)
+        for keys in turn:
+            if space.get(keys, buffers, timeout=CALL_TIMEOUT) != case.batch:
+                raise RuntimeError(f"{case.name}: a block that was stored was not given: {self.why(case)}")
+        return Timing(begin, time.perf_counter(), calls * case.batch * case.size)
 
     def put(self, case: Case, passes: int) -> Timing:
         del passes  # one pass fills the room that there is for puts
-        share = self.setup.working_set // case.clients
-        return self._puts(case, max(1, min(share // (case.size * case.batch), PUT_CALLS // case.clients)))
+        return self._puts(case, self.share(case, 1))
+
+    def share(self, case: Case, passes: int) -> int:
+        """Calls of one client, when all of them together move the working set ``passes`` times."""
+        calls = passes * self.setup.working_set // (case.size * case.batch)
+        return max(1, min(calls, MOST_CALLS) // case.clients)
 
     def _puts(self, case: Case, calls: int) -> Timing:
         space, buffers = self.space(case), self.buffers(case)
@@ -181,11 +186,12 @@ class Worker:
 
     def passes(self, case: Case) -> dict[str, ceilings.Pass]:
         if case not in self._passes:
-            share = self.setup.working_set if case.op == "get" else self.setup.working_set // case.clients
+            batch = case.size * case.batch
+            share = max(1, self.setup.working_set // case.clients // batch) * batch
             if case.transport == "tcp":
                 found = ceilings.socket_passes(self.lanes(), share, self.buffers(case), case.op == "put")
             else:
-                start = 0 if case.op == "get" else share * (self.number % case.clients)
+                start = share * (self.number % case.clients) % self.setup.working_set
                 region = self.region()[start : start + share]
                 found = ceilings.memcpy_passes(region, self.buffers(case), case.op == "put")
             self._passes[case] = found
