@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import logging
 import mmap
 import os
 import zlib
@@ -21,6 +22,7 @@ from kvstore.tiers.layout import FORMAT, MAGIC, SUPERBLOCK, Layout
 TMPFS_MAGIC = 0x01021994
 HUGETLBFS_MAGIC = 0x958458F6
 MADV_REMOVE = 9
+log = logging.getLogger(__name__)
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # else hugetlbfs wants all pages of the file at once
 MADV_POPULATE_WRITE = 23
 _STEP = 8 << 20  # bytes populated at a time: the kernel holds locks meanwhile
@@ -99,6 +101,9 @@ class MemoryFile:
         """A file of another geometry gives way to a new one; clients that still map the old one keep it."""
         if os.fstat(self._fd).st_size == 0:
             return
+        log.warning(
+            "%s was made with another capacity, segment size or number of sessions: starting with an empty one", self.path
+        )
         self.path.unlink()
         old, self._fd = self._fd, _open_locked(self.path)
         os.close(old)

@@ -18,6 +18,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 _GRANULE_SHIFT = 16
 _POPULATE_READ = 22  # MADV_POPULATE_READ and _WRITE (Linux 5.14), not yet named by the mmap module
 _POPULATE_WRITE = 23
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # else hugetlbfs wants all pages of the file at once
 
 
 class MemoryMap:
@@ -28,7 +29,7 @@ class MemoryMap:
         if have < size:
             raise ProtocolError(f"the node announced a memory file of {size} bytes, it has {have}")
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)
+        self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED | _NORESERVE, access)
         # A child must not keep the node's memory reachable, and could not prove that it lives.
         self._map.madvise(mmap.MADV_DONTFORK)
         self.size = size
