@@ -1,4 +1,4 @@
-"""The block store with an NVMe tier against a plain dict: moves, leases during moves, a full NVMe tier, and restarts that
+"""The block store with an NVMe tier against a plain dict: moves, leases during moves, a full NVMe tier, restarts that
 keep the memory file or lose it."""
 
 from __future__ import annotations

@@ -207,9 +207,9 @@ class SlotTable:
 
     @property
     def in_use(self) -> int:
-        """Slots that belong to somebody: not free, nor on their way to be."""
+        """Slots that belong to somebody: not free, nor on their way to be, nor set aside."""
         with self._lock:
-            return self._space.usage().used - self._limbo
+            return self._space.usage().used - self._limbo - self._bad
 
     def usage(self) -> Usage:
         """Slots that exist and slots not free."""
