@@ -189,15 +189,13 @@ class MoveSchedule:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _order(self) -> list[Priority]:
-        """Most urgent first; but the last free worker goes to a demotion when none is under way, for without
-        demotions a full tier ends up refusing its readers' promotions."""
+        """Most urgent first; but the last free worker waits for a demotion when none is under way. Loads wait for room
+        in DRAM, which demotions make: if loads held every worker, neither would ever end."""
         running = sum(self._batches)
         if running >= self.bounds.workers:
             return []
         last = running == self.bounds.workers - 1 and self.bounds.workers > 1
-        if last and self._queues[Priority.DEMOTION] and not self._batches[Priority.DEMOTION]:
-            return [Priority.DEMOTION, Priority.READER, Priority.PREFETCH]
-        return list(Priority)
+        return [Priority.DEMOTION] if last and not self._batches[Priority.DEMOTION] else list(Priority)
 
     def _take(self, priority: Priority, now: float, ended: list[tuple[MoveTicket, str]]) -> list[Move]:
         queue, batch, size = self._queues[priority], list[Move](), 0

@@ -66,6 +66,17 @@ def test_the_last_worker_is_kept_for_a_demotion() -> None:
     assert schedule.next_batch(0)[0] == []
 
 
+def test_loads_never_hold_every_worker_for_the_room_they_wait_for_is_made_by_demotions() -> None:
+    schedule = MoveSchedule(MoveBounds(batch_moves=1, workers=3))
+    for unit in range(4):
+        schedule.request(load(unit))
+    assert [units(schedule.next_batch(0)[0]) for _ in range(3)] == [[0], [1], []]
+    schedule.demote(demotion(9))  # asked for by the loads under way
+    assert units(schedule.next_batch(0)[0]) == [9]
+    schedule.batch_finished(Priority.READER)
+    assert units(schedule.next_batch(0)[0]) == [2]
+
+
 def test_a_reader_joins_a_prefetch_and_makes_it_urgent() -> None:
     schedule = MoveSchedule(MoveBounds())
     first = schedule.request(load(1, Priority.PREFETCH), owner="a")
