@@ -92,11 +92,13 @@ class TierStat:
 
 
 class Tier(ABC):
-    """Slots of one kind of memory. ``alignment``: buffers aligned so (address and length) move without a bounce."""
+    """Slots of one kind of memory. ``alignment``: buffers aligned so (address and length) move without a bounce.
+    ``survives``: what is recorded is found after a restart of the process."""
 
     kind: ClassVar[TierKind]
     name: ClassVar[str]
     alignment: ClassVar[int] = 1
+    survives: ClassVar[bool] = True
 
     @property
     @abstractmethod
