@@ -102,7 +102,8 @@ class MemoryFile:
         if os.fstat(self._fd).st_size == 0:
             return
         log.warning(
-            "%s was made with another capacity, segment size or number of sessions: starting with an empty one", self.path
+            "%s was made with another capacity, segment size or number of sessions: starting with an empty one",
+            self.path,
         )
         self.path.unlink()
         old, self._fd = self._fd, _open_locked(self.path)
