@@ -117,7 +117,7 @@ def _check_room(state: State, parts: int) -> None:
 def _fitting(state: State, entries: Entries) -> Mask:
     """Entries whose namespace is known and has such a part of that length."""
     good = np.zeros(len(entries), np.bool_)
-    for number in np.unique(entries.namespaces).tolist():
+    for number in np.flatnonzero(np.bincount(entries.namespaces)).tolist():
         namespace = state.namespaces.by_id(number)
         for part, cut in enumerate(namespace.cuts if namespace else ()):
             mine = (entries.namespaces == number) & (entries.parts == part)
@@ -210,6 +210,8 @@ def _tell_policy(state: State, entries: Entries, blocks: _Blocks, rows: IntArray
 def _once(entries: Entries, blocks: IntArray, keep: Mask) -> IntArray:
     """One kept entry of each (block, part), though two tiers have it."""
     kept = np.flatnonzero(keep)
+    if len(kept) and np.bincount(blocks[kept]).max() == 1:
+        return kept
     return np.asarray(kept[np.unique(blocks[kept] * 64 + entries.parts[kept], return_index=True)[1]])
 
 
@@ -226,7 +228,7 @@ def _free(state: State, dropped: list[tuple[SlotArray, U8Array]]) -> int:
 def _place(state: State, entries: Entries, keep: Mask, rows: IntArray, tier: TierKind) -> None:
     """Locations and READY bits of the parts that stay in one tier."""
     index, placement = state.index, state.placement
-    for part in np.unique(entries.parts[keep]).tolist():
+    for part in np.flatnonzero(np.bincount(entries.parts[keep])).tolist():
         mine = np.flatnonzero(keep & (entries.parts == part))
         at = index.part_rows(rows[mine], part)
         new = np.flatnonzero(at < 0)
@@ -240,7 +242,9 @@ def _place(state: State, entries: Entries, keep: Mask, rows: IntArray, tier: Tie
         if tier == TierKind.DRAM:
             state.unverified[at] = 1
             state.unverified_parts += len(at)
-    there = np.unique(rows[keep])
+    found = np.zeros(index.rows_used, np.bool_)
+    found[rows[keep]] = True
+    there = np.flatnonzero(found)
     index.state[there] = READY
     if placement and len(there):
         placement.residence.enter(there, tier)
