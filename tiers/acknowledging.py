@@ -66,18 +66,13 @@ class Puts:
         return codes.tobytes()
 
     def check_ack(self, ack: int) -> None:
-        """Raises Unsupported when this store cannot keep what it would say."""
+        """Raises Unsupported when this store never keeps what it would say. A disk in trouble is no reason: blocks are
+        stored all the same, and NOT_DURABLE."""
         if ack == AckLevel.VISIBLE:
             return
-        placement, name = self._state.placement, AckLevel(ack).name.lower() if ack in list(AckLevel) else str(ack)
-        if ack != AckLevel.DURABLE or self._movement is None or placement is None:
+        if ack != AckLevel.DURABLE or self._movement is None or self._movement.demoter.rule == "off":
+            name = AckLevel(ack).name.lower() if ack in list(AckLevel) else str(ack)
             raise Unsupported(
                 f"acknowledgement level {name!r} is not supported by this node as it is configured; use 'visible'",
-                ack=name,
-            )
-        if self._movement.demoter.rule == "off" or not placement.nvme.accepting:
-            raise Unsupported(
-                "nothing can be made durable now: the NVMe tier takes no writes "
-                f"({placement.nvme.health.reason or 'write rule off, or too much waits'}); use 'visible'",
                 ack=name,
             )
