@@ -12,6 +12,7 @@ from kvstore.node import capacity, identity
 from kvstore.node.config import NodeConfig
 from kvstore.node.data_server import DataServer
 from kvstore.node.handlers import Greeting, Handlers
+from kvstore.node.health import health_page
 from kvstore.node.http_server import HttpServer, Page, json_page, text
 from kvstore.node.listen import port_error
 from kvstore.node.metrics import Collector, NodeMetrics, render
@@ -141,6 +142,7 @@ class Node:
         routes = {
             "/": self._index_page,
             "/metrics": lambda: _metrics_page(collector),
+            "/health": lambda: health_page(self.ready, self.store.stat()),
             "/health/live": lambda: text(200, "live\n"),
             "/health/ready": lambda: text(200, "ready\n") if self.ready else text(503, "not ready\n"),
         }
@@ -197,7 +199,7 @@ class Node:
                 "data_address": facts.data_address,
                 "socket": facts.socket,
                 "control_address": facts.control_address,
-                "pages": ["/metrics", "/health/live", "/health/ready"],
+                "pages": ["/metrics", "/health", "/health/live", "/health/ready"],
             }
         )
 

@@ -170,6 +170,8 @@ def test_importing_a_node_loads_neither_torch_nor_grpc() -> None:
 def test_health_and_index_pages(running: NodeProcess) -> None:
     assert running.get("/health/live") == (200, "live\n")
     assert running.get("/health/ready") == (200, "ready\n")
+    status, page = running.get("/health")
+    assert (status, json.loads(page)) == (200, {"state": "ok", "tiers": {"dram": {"state": "ok", "reason": ""}}})
     assert json.loads(running.get("/")[1])["node_id"] == running.node_id
     assert running.get("/nothing")[0] == 404
 
