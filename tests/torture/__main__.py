@@ -9,7 +9,7 @@ import argparse
 import sys
 import time
 
-from tests.torture.scenarios import SCENARIOS
+from tests.torture.suite import SCENARIOS
 
 
 def main() -> int:

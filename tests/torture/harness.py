@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -10,18 +12,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from kvstore import Client, errors
 
+Settings: TypeAlias = "Mapping[str, object] | None"
+Environ: TypeAlias = "Mapping[str, str] | None"
+StatReply: TypeAlias = Any
+
 
 class TortureNode:
-    """A `kvstore node` process with its own files. Restarting keeps them."""
+    """A `kvstore node` process with its own files. Restarting keeps them. ``settings``: further ones; ``environ``: of
+    the process."""
 
-    def __init__(self, folder: Path, capacity: int) -> None:
+    def __init__(self, folder: Path, capacity: int, settings: Settings = None, environ: Environ = None) -> None:
         self.folder = folder
         self.target = f"unix://{folder}/node.sock"
         self.memory_file = Path("/dev/shm") / f"kvstore-torture-{os.getpid()}-{folder.name}.mem"
@@ -34,14 +43,17 @@ class TortureNode:
             'data_address = "127.0.0.1:0"\n'
             'control_address = "127.0.0.1:0"\n'
             'http_address = "127.0.0.1:0"\n'
+            + "".join(f"{name} = {json.dumps(value)}\n" for name, value in (settings or {}).items())
         )
+        self.environ = {**os.environ, **(environ or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with open(self.folder / "node.log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kvstore.cli", "node", "--config", str(self.config)], stdout=log, stderr=log
-            )
+                [sys.executable, "-m", "kvstore.cli", "node", "--config", str(self.config)],
+                stdout=log, stderr=log, env=self.environ,
+            )  # fmt: skip
         self.wait_ready()
 
     def wait_ready(self, limit: float = 30.0) -> None:
@@ -84,6 +96,24 @@ class TortureNode:
             **dict(stat.counters),
         }
 
+    def nvme(self) -> StatReply:
+        """What stat says of the NVMe tier: state, reason, counters."""
+        with Client(self.target, timeout=10.0, on_failure="raise") as client:
+            return client.stat().tiers[1]
+
+    def health(self) -> dict[str, object]:
+        """The page /health."""
+        address = re.findall(r"HTTP (\S+);", self.log())[-1]
+        with urllib.request.urlopen(f"http://{address}/health", timeout=10.0) as reply:
+            found = json.load(reply)
+        assert isinstance(found, dict)
+        return found
+
+    def lose_memory(self) -> None:
+        """What a crash of the machine does to the memory file."""
+        for file in Path("/dev/shm").glob(self.memory_file.name + "*"):
+            file.unlink()
+
     def log(self) -> str:
         return (self.folder / "node.log").read_text(errors="replace")
 
@@ -91,8 +121,7 @@ class TortureNode:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for file in Path("/dev/shm").glob(self.memory_file.name + "*"):
-            file.unlink()
+        self.lose_memory()
 
 
 @dataclass
@@ -103,6 +132,7 @@ class Tally:
     checked: int = 0
     wrong: int = 0
     acks: dict[int, int] = field(default_factory=dict)  # chain -> longest acknowledged prefix
+    durable: dict[int, int] = field(default_factory=dict)  # the same, acknowledged as durable
 
     def add(self, log: Path) -> None:
         for line in log.read_text().splitlines():
@@ -111,6 +141,9 @@ class Tally:
                 chain, blocks = int(values[0]), int(values[1])
                 self.acks[chain] = max(self.acks.get(chain, 0), blocks)
                 self.acknowledged += 1
+            elif word == "durable" and len(values) == 2:
+                chain, blocks = int(values[0]), int(values[1])
+                self.durable[chain] = max(self.durable.get(chain, 0), blocks)
             elif word == "checked":
                 self.checked += int(values[0])
             elif word == "wrong":
@@ -157,10 +190,10 @@ class Worker:
 
 
 @contextmanager
-def arena(capacity: int) -> Iterator[tuple[TortureNode, Path]]:
+def arena(capacity: int, settings: Settings = None, environ: Environ = None) -> Iterator[tuple[TortureNode, Path]]:
     """A started node and a folder for logs; everything is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="kvstore-torture-"))
-    node = TortureNode(folder, capacity)
+    node = TortureNode(folder, capacity, settings, environ)
     try:
         node.start()
         yield node, folder

@@ -26,8 +26,8 @@ TIGHT = 40 << 20  # far less: always full and evicting
 class Round:
     """Workers of one round, and what their logs add up to."""
 
-    def __init__(self, node: TortureNode, folder: Path, seed: int) -> None:
-        self.node, self.folder, self.seed = node, folder, seed
+    def __init__(self, node: TortureNode, folder: Path, seed: int, block_bytes: int = BLOCK_BYTES) -> None:
+        self.node, self.folder, self.seed, self.block_bytes = node, folder, seed, block_bytes
         self.random = random.Random(seed)
         self.workers: list[Worker] = []
 
@@ -36,13 +36,13 @@ class Round:
         transport = options.pop("transport", self.random.choice(("shm", "shm", "tcp")))
         made = Worker(
             role,
-            self.folder / f"{role}-{number}.log",
+            self.folder / f"{role}-{self.seed}-{number}.log",
             self.node.target,
             seed=self.seed,
             number=number,
             chains=CHAINS,
             blocks=BLOCKS,
-            block_bytes=BLOCK_BYTES,
+            block_bytes=self.block_bytes,
             transport=transport,
             **options,
         )
@@ -64,18 +64,19 @@ class Round:
         assert tally.wrong == 0, f"seed {self.seed}: {tally.wrong} wrong blocks"
         return tally
 
-    def lost(self, tally: Tally) -> int:
-        """Acknowledged blocks that are not here any more, each compared byte by byte."""
+    def lost(self, tally: Tally, promised: dict[int, int] | None = None) -> int:
+        """Acknowledged blocks (``promised``: blocks by chain) that are not here any more; all others are compared byte
+        by byte."""
         missing = 0
-        with Client(self.node.target, timeout=10.0, on_failure="raise") as client:
-            ns = client.namespace(spec(BLOCK_BYTES))
-            for chain, blocks in tally.acks.items():
+        with Client(self.node.target, timeout=30.0, on_failure="raise") as client:
+            ns = client.namespace(spec(self.block_bytes))
+            for chain, blocks in (tally.acks if promised is None else promised).items():
                 keys = ns.keys(tokens(self.seed, chain, BLOCKS))[:blocks]
-                into = [np.empty(BLOCK_BYTES, np.uint8) for _ in keys]
+                into = [np.empty(self.block_bytes, np.uint8) for _ in keys]
                 got = ns.get(keys, into=into)
                 missing += blocks - got
                 for index in range(got):
-                    assert np.array_equal(into[index], expected(keys[index], BLOCK_BYTES)), (chain, index)
+                    assert np.array_equal(into[index], expected(keys[index], self.block_bytes)), (chain, index)
                 tally.checked += got
         return missing
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.torture.scenarios import SCENARIOS
+from tests.torture.suite import SCENARIOS
 
 ROUNDS = int(os.environ.get("KVSTORE_TORTURE_ROUNDS", "1"))
 
