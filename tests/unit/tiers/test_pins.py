@@ -27,7 +27,7 @@ def filled(store: BlockStore, path: tuple[int, ...] = CHAIN, spec: NamespaceSpec
     return view
 
 
-def storm(store: BlockStore, chains: int = 400) -> None:
+def storm(store: BlockStore, chains: int = 250) -> None:
     """Twice what the store can hold."""
     session, view = store.open_session(False), store.open_namespace(ONE.canonical())
     for at in range(chains):
@@ -69,7 +69,7 @@ def test_soft_pinned_blocks_go_last_but_go(policy: str) -> None:
         storm(store)
         assert here(store) == len(CHAIN)
         session = store.open_session(False)
-        for at in range(400):
+        for at in range(250):
             keys = keys_of(ONE, (50_000 + at,))
             put(store, session, view, keys)
             store.pin(view.handle, keys)
@@ -85,7 +85,7 @@ def test_a_lifted_pin_lets_blocks_go(policy: str) -> None:
         storm(store)
         assert store.unpin(view.handle, keys_of(ONE, CHAIN)) == len(CHAIN)
         assert store.unpin(view.handle, keys_of(ONE, CHAIN)) == 0
-        storm(store, 800)
+        storm(store, 500)
         assert here(store) < len(CHAIN)
         assert store.stat().pins.hard_bytes == 0
 
@@ -228,13 +228,13 @@ def test_a_torn_note_of_a_pin_costs_the_pin_and_not_the_block() -> None:
 
 
 def test_blocks_under_hard_pins_are_moved_when_their_segment_is_wanted() -> None:
-    little = NamespaceSpec("little", 4, parts=(PartSpec("0", 9_000),))
+    little = NamespaceSpec("little", 4, parts=(PartSpec("0", 30_000),))
     with opened(small(24 * MIB)) as store:
         view = filled(store)
         store.pin(view.handle, keys_of(ONE, CHAIN), hard=True)
         storm(store, 300)
         session, other = store.open_session(False), store.open_namespace(little.canonical())
-        for at in range(4000):
+        for at in range(1500):
             put(store, session, other, keys_of(little, (at,)))
         assert here(store) == len(CHAIN)
         audit(store)

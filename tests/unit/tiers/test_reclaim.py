@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -140,6 +143,25 @@ def test_moved_blocks_are_still_there_with_their_bytes(policy: str) -> None:
             store.release(session, [got.lease])
         assert 0 < found <= before
         audit(store)
+
+
+def test_with_a_second_tier_the_old_blocks_leave_for_it_and_come_back(tmp_path: Path) -> None:
+    config = small(24 * MIB, nvme_dir=tmp_path / "nvme", nvme_capacity_bytes=128 * MIB, nvme_segment_bytes=MIB)
+    with opened(config) as store:
+        contents = filled(store, BIG, 80, 1)
+        for start in range(0, 1200, 60):
+            filled(store, LITTLE, 1, 60, start=start)
+        assert store.stat().counters["reclaimed_segments"] > 0
+        session, view = store.open_session(False), store.open_namespace(BIG.canonical())
+        found = 0
+        for (key, _), data in contents.items():
+            keys = np.frombuffer(key, "<u8").reshape(1, 2)
+            got = store.acquire(session, view.handle, keys, deadline=time.monotonic() + 30)
+            if got.blocks:
+                found += 1
+                assert read(store, view, got.offsets) == [data]
+            store.release(session, [got.lease])
+        assert found > 70
 
 
 def test_a_segment_with_a_leased_block_stays_and_so_do_the_bytes_under_the_lease() -> None:
