@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from kvstore import Client, errors
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 class OwnNode:
-    """``with OwnNode(capacity) as (shm_target, tcp_target)``: runs until the block ends."""
+    """``with OwnNode(capacity) as (shm_target, tcp_target)``: runs until the block ends. ``settings``: further ones.
+    ``launcher``: the module that runs a node's command line, and arguments before it."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        settings: Mapping[str, str | int | float] | None = None,
+        launcher: Sequence[str] = ("kvstore.cli",),
+    ) -> None:
         self.capacity = capacity
+        self.settings = dict(settings or {})
+        self.launcher = tuple(launcher)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the node."""
+        return self._process.pid
 
     def __enter__(self) -> tuple[str, str]:
         self._folder = Path(tempfile.mkdtemp(prefix="kvstore-bench-"))
@@ -35,19 +50,20 @@ class OwnNode:
             raise
 
     def _start(self) -> str:
-        settings = {
+        settings: dict[str, str | int | float] = {
             "socket": f"{self._folder}/node.sock",
             "data_dir": f"{self._folder}/data",
             "memory_dir": str(self._memory),
             "data_address": "127.0.0.1:0",
             "control_address": "127.0.0.1:0",
             "http_address": "127.0.0.1:0",
+            "capacity": self.capacity,
+            **self.settings,
         }
         config = self._folder / "node.toml"
-        lines = [f'{name} = "{value}"' for name, value in settings.items()]
-        config.write_text("\n".join([*lines, f"capacity = {self.capacity}", ""]))
+        config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
         with open(self._folder / "node.log", "wb") as log:
-            command = [sys.executable, "-m", "kvstore.cli", "node", "--config", str(config)]
+            command = [sys.executable, "-m", *self.launcher, "node", "--config", str(config)]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         return "kv://" + self._wait()
 
@@ -60,7 +76,7 @@ class OwnNode:
             if (self._folder / "node.sock").exists():
                 with suppress(errors.NotServed), Client(self.shm_target, timeout=5, on_failure="raise") as client:
                     stat = client.stat()
-                    if all(tier.segments_ready == tier.segments for tier in stat.tiers):
+                    if stat.tiers[0].segments_ready == stat.tiers[0].segments:  # others grow as they are used
                         return str(stat.data_address)
             time.sleep(0.05)
         log = (self._folder / "node.log").read_text(errors="replace")
