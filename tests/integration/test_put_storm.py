@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kvstore.cli.bench.storm import Storm, Weathered, rows_of, settings, weather

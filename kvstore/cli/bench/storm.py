@@ -253,7 +253,7 @@ def rows_of(storm: Storm, found: Weathered) -> list[Row]:
         "batch": storm.batch, "blocks": storm.blocks, "dropped": found.dropped,
     }  # fmt: skip
     taken = sorted(one * 1e6 for one in found.latencies)
-    quantiles = statistics.quantiles(taken, n=100) if len(taken) > 1 else taken * 99
+    quantiles = statistics.quantiles(taken, n=100, method="inclusive") if len(taken) > 1 else taken * 99
     blocks = float(storm.blocks)
     private = found.watch.private
     values = {
