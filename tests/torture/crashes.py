@@ -6,6 +6,7 @@ Half of the crashes of each mode have the write rule clean, half through. Exits 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from tests.torture.tiers import MODES, Mode, Score, crashes
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mode", choices=MODES, action="append")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unmounts and removes what there is
     scores = [series(mode, options.rounds, options.seed) for mode in options.mode or MODES]
     for note in (note for score in scores for note in score.notes):
         print(" ", note)

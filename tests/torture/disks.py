@@ -22,7 +22,7 @@ MIB = 1 << 20
 BLOCK_BYTES = 64 << 10
 DRAM, NVME = 12 * MIB, "40MiB"  # the load's chains take 16 MiB
 KEPT = 500_000  # of the chain that is put before the trouble, and must be there after it
-_LATE = 60.0  # seconds until a state must be entered: probes of a broken disk grow rare, up to 30 s
+_LATE = 120.0  # seconds until a state must be entered: probes of a broken disk grow rare, up to 30 s
 _CALLS = {
     "write": "pwritev,pwritev64,pwritev2,pwritev64v2,pwrite,pwrite64",
     "sync": "fdatasync,fsync",

@@ -56,7 +56,7 @@ class TortureNode:
             )  # fmt: skip
         self.wait_ready()
 
-    def wait_ready(self, limit: float = 30.0) -> None:
+    def wait_ready(self, limit: float = 300.0) -> None:
         end = time.monotonic() + limit
         while time.monotonic() < end:
             assert self.process is not None
@@ -72,7 +72,7 @@ class TortureNode:
             if probe.connect_ex(self.target.removeprefix("unix://")) != 0:
                 return False
         try:
-            with Client(self.target, timeout=1.0, on_failure="raise") as client:
+            with Client(self.target, timeout=10.0, on_failure="raise") as client:
                 return client.stat() is not None
         except errors.KVStoreError:
             return False
@@ -84,7 +84,7 @@ class TortureNode:
 
     def stat(self) -> dict[str, int]:
         """Counters and gauges of the node as one flat mapping."""
-        with Client(self.target, timeout=5.0, on_failure="raise") as client:
+        with Client(self.target, timeout=30.0, on_failure="raise") as client:
             stat = client.stat()
         return {
             "blocks": stat.blocks,
@@ -163,7 +163,7 @@ class Worker:
                 cwd=Path(__file__).resolve().parents[2],
             )
 
-    def wait_for(self, word: str, count: int = 1, limit: float = 60.0) -> None:
+    def wait_for(self, word: str, count: int = 1, limit: float = 300.0) -> None:
         """Until the log holds ``count`` lines that start with ``word``."""
         end = time.monotonic() + limit
         while time.monotonic() < end:
@@ -202,7 +202,7 @@ def arena(capacity: int, settings: Settings = None, environ: Environ = None) -> 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def eventually(condition, what: str, limit: float = 20.0) -> None:  # type: ignore[no-untyped-def]
+def eventually(condition, what: str, limit: float = 120.0) -> None:  # type: ignore[no-untyped-def]
     """Waits until ``condition()`` holds."""
     end = time.monotonic() + limit
     while not condition():
