@@ -76,14 +76,9 @@ class SaveRun:
     pages: tuple[Pages, ...]
 
 
-def hit_limit(geometry: Geometry, num_tokens: int, whole_prompt: bool) -> int:
-    """Most blocks that may be served of a request of ``num_tokens``.
-
-    At least one token must be left to compute, unless the load is asynchronous: then vLLM recomputes the last
-    token itself. Not with a window: the page before the hit's end may be gone by then.
-    """
-    if whole_prompt and not geometry.windowed and not geometry.eagle:
-        return num_tokens // geometry.unit
+def hit_limit(geometry: Geometry, num_tokens: int) -> int:
+    """Most blocks that may be served of a request of ``num_tokens``: at least one token is left to compute, as with
+    vLLM's own prefix cache, so that what is computed behind a hit has the same shape and gives the same bits."""
     return max(0, (num_tokens - 1) // geometry.unit)
 
 

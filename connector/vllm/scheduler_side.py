@@ -100,7 +100,7 @@ class SchedulerSide:
         spec, geometry = self._spec, self._geometry
         if spec is None or geometry is None:
             return
-        limit = hit_limit(geometry, track.request.num_tokens, self.options.load_mode == "async")
+        limit, blocks = hit_limit(geometry, track.request.num_tokens), track.request.num_tokens // geometry.unit
         if limit * geometry.unit < self.options.min_hit_tokens:
             return
         if self._breaker.blocked or self._link.failing:
@@ -112,7 +112,7 @@ class SchedulerSide:
         if track.handoff is not None and self._identity.same(track.handoff.namespace):
             wait, wanted = max(wait, self.options.handoff_timeout_s), min(track.handoff.blocks, limit)
         track.drop_lookup()
-        track.lookup = Lookup(track.hashes(geometry, 0, limit), spec, track.tag, wait, wanted)
+        track.lookup = Lookup(track.hashes(geometry, 0, blocks), spec, track.tag, wait, wanted)
         track.deadline_passed = False
         self._lookups.submit(track.lookup)
 
@@ -122,7 +122,7 @@ class SchedulerSide:
         geometry = self._geometry
         if track is None or geometry is None or not track.may_load or track.failed or self.refused:
             return 0
-        limit: int = hit_limit(geometry, request.num_tokens, self.options.load_mode == "async")
+        limit: int = hit_limit(geometry, request.num_tokens)
         if limit * geometry.unit - computed < self.options.min_hit_tokens:
             return 0
         lookup = track.lookup

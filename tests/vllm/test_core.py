@@ -1,5 +1,8 @@
 """What CI shows on each change: saved by one process and loaded by another, damaged blocks, a node that is killed
-while blocks are loaded, another namespace. Outputs are those of an engine without connector, to the last token."""
+while blocks are loaded, another namespace. Outputs are those of an engine without connector, to the last token.
+
+In float32: behind a loaded prompt the last token is computed alone, in the reference together with all others, and in
+bfloat16 sums of other shapes differ in their last bits, which now and then decides between two tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from .damage import damage
 from .harness import Engine, Node, Relay, counter
 
 PROMPTS = [{"length": 512, "seed": 0}, {"length": 700, "seed": 1}, {"length": 1300, "seed": 2}]
-HITS = [512, 640, 1280]
+HITS = [384, 640, 1280]
 LIKE_A_SERVER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # engine core and worker in processes of their own
-BLOCK = 256 << 10  # bytes of 128 tokens of the tiny llama
+BLOCK = 512 << 10  # bytes of 128 tokens of the tiny llama
 
 
 @pytest.fixture(scope="module")
 def llama(model: Any) -> dict[str, Any]:
-    return {"model": model("llama")}
+    return {"model": model("llama"), "dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +132,7 @@ def test_over_tcp_a_node_killed_in_the_middle_of_a_load_costs_a_recomputation(
 def test_another_namespace_gets_no_hits_and_says_which_field_differs(
     engines: Engines, node: Node, llama: dict[str, Any], warm: Engine
 ) -> None:
-    other = {**llama, "dtype": "float32"}
+    other = {**llama, "dtype": "bfloat16"}
     engine = engines.start(other, transfer(node))
     outputs = engine.call("generate", prompts=PROMPTS)
     assert cached(outputs) == [0, 0, 0]

@@ -136,10 +136,12 @@ class Mini:
             self.until_received(request)
         return tokens
 
-    def content(self, request: Request, group: int = 0, rank_index: int = 0) -> list[bytes]:
-        """The bytes of the request's pages."""
+    def content(self, request: Request, group: int = 0, rank_index: int = 0, partial: bool = False) -> list[bytes]:
+        """The bytes of the request's full pages (or of all)."""
         memory = self.pages[rank_index].memory[group]
-        return [memory[page].tobytes() for page in self.tables[request.request_id][group]]
+        table = self.tables[request.request_id][group]
+        tokens = next(g.page_tokens for g in self.ranks[0].groups if g.index == group)
+        return [memory[page].tobytes() for page in table[: None if partial else request.num_tokens // tokens]]
 
     def counts(self) -> dict[str, Any]:
         from kvstore.connector.vllm.stats import merge

@@ -13,37 +13,39 @@ def test_what_one_engine_saved_another_loads_byte_for_byte(make: Make) -> None:
     a.prefill(Request("a", 70))
     b_request = Request("b", 70)
     assert b.load(b_request) == 64
-    assert b.content(b_request)[:4] == a.content(Request("a", 70))[:4]
-    assert b.content(b_request)[4] != a.content(Request("a", 70))[4], "the unfilled page is not touched"
+    assert b.content(b_request) == a.content(Request("a", 70))
+    assert b.content(b_request, partial=True) != a.content(Request("a", 70), partial=True), "the unfilled page stays"
     assert (b.failed, b.bad) == (set(), set())
     counts = b.counts()
     assert (counts["hits"], counts["hit_tokens"], counts["loaded_tokens"]) == (1, 64, 64)
     assert a.counts()["saved_tokens"] == 64
 
 
-def test_a_prompt_of_whole_blocks_is_promised_whole_when_loads_are_asynchronous(make: Make) -> None:
-    a, b = make(), make()
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_block_is_left_to_compute_of_a_prompt_of_whole_blocks(make: Make, mode: str) -> None:
+    a, b = make(), make(load_mode=mode)
     a.prefill(Request("a", 64))
-    assert b.load(Request("b", 64)) == 64
+    b.arrive(Request("b", 64))
+    assert b.matched(Request("b", 64)) == 48
 
 
-def test_a_synchronous_load_leaves_a_token_and_ends_in_its_step(make: Make) -> None:
+def test_a_synchronous_load_ends_in_its_step(make: Make) -> None:
     a, b = make(), make(seed=5, load_mode="sync")
-    a.prefill(Request("a", 64))
-    request = Request("b", 64)
+    a.prefill(Request("a", 65))
+    request = Request("b", 65)
     b.arrive(request)
-    assert b.matched(request) == 48
+    assert b.matched(request) == 64
     b.allocate(request)
-    b.promise(request, 48)
-    b.step((request, 48, 16))
-    assert b.content(request)[:3] == a.content(Request("a", 64))[:3]
+    b.promise(request, 64)
+    b.step((request, 64, 1))
+    assert b.content(request) == a.content(Request("a", 65))
     assert b.received == {}, "synchronous loads are not reported as received"
 
 
 def test_tokens_cached_in_the_engine_are_not_loaded_again(make: Make) -> None:
     a, b = make(), make(seed=2)
-    a.prefill(Request("a", 96))
-    request = Request("b", 96)
+    a.prefill(Request("a", 97))
+    request = Request("b", 97)
     b.arrive(request)
     assert b.matched(request, computed=32) == 64
     b.allocate(request)
@@ -51,7 +53,7 @@ def test_tokens_cached_in_the_engine_are_not_loaded_again(make: Make) -> None:
     b.promise(request, 64)
     b.until_received(request)
     assert b.content(request)[:2] == before[:2]
-    assert b.content(request)[2:] == a.content(Request("a", 96))[2:]
+    assert b.content(request)[2:] == a.content(Request("a", 97))[2:]
 
 
 def test_blocks_are_saved_as_chunks_of_the_prompt_fill_them(make: Make, store: FakeStore) -> None:
@@ -83,7 +85,7 @@ def test_keys_travel_to_the_workers_once(make: Make) -> None:
 @pytest.mark.parametrize(("save", "blocks"), [("all", 5), ("prompt", 4), ("none", 0)])
 def test_generated_tokens_are_saved_by_choice(make: Make, store: FakeStore, save: str, blocks: int) -> None:
     a = make(save=save)
-    request = Request("a", 64)
+    request = Request("a", 65)
     a.arrive(request)
     a.matched(request)
     a.allocate(Request("a", 200))
@@ -97,15 +99,15 @@ def test_generated_tokens_are_saved_by_choice(make: Make, store: FakeStore, save
 
 def test_what_the_store_has_is_not_saved_again(make: Make, store: FakeStore) -> None:
     a, b = make(), make()
-    a.prefill(Request("a", 64))
+    a.prefill(Request("a", 65))
     store.calls.clear()
-    b.prefill(Request("b", 64))
+    b.prefill(Request("b", 65))
     assert "put" not in store.calls
 
 
 def test_two_requests_with_one_prefix_save_it_once(make: Make) -> None:
     a = make()
-    first, second = Request("a", 64), Request("b", 64)
+    first, second = Request("a", 65), Request("b", 65)
     for request in (first, second):
         a.arrive(request)
         a.matched(request)
@@ -117,21 +119,21 @@ def test_two_requests_with_one_prefix_save_it_once(make: Make) -> None:
 def test_tp_ranks_save_and_load_their_own_parts(make: Make) -> None:
     ranks = [rank(tp, 2) for tp in range(2)]
     a, b = make(ranks, seed=1), make(ranks, seed=7)
-    a.prefill(Request("a", 64))
-    request = Request("b", 64)
+    a.prefill(Request("a", 65))
+    request = Request("b", 65)
     assert b.load(request) == 64
     for index in range(2):
-        assert b.content(request, rank_index=index) == a.content(Request("a", 64), rank_index=index)
+        assert b.content(request, rank_index=index) == a.content(Request("a", 65), rank_index=index)
 
 
 def test_a_hit_needs_the_parts_of_every_rank(make: Make, store: FakeStore) -> None:
     ranks = [rank(tp, 2) for tp in range(2)]
     a, b = make(ranks), make(ranks)
-    a.prefill(Request("a", 64))
+    a.prefill(Request("a", 65))
     key = next(key for key, part in list(store.blocks) if part == 1)
     chain = [key for key, part in store.blocks if part == 1]
     del store.blocks[chain[2], 1]
-    assert b.load(Request("b", 64)) == 32
+    assert b.load(Request("b", 65)) == 32
     assert key in chain
 
 
@@ -139,22 +141,22 @@ def test_mla_is_saved_by_one_rank_and_loaded_by_all(make: Make, store: FakeStore
     groups = (group(kind="mla", heads=0),)
     ranks = [rank(tp, 2, groups, replicas=2) for tp in range(2)]
     a, b = make(ranks, seed=1), make(ranks, seed=5)
-    a.prefill(Request("a", 64))
+    a.prefill(Request("a", 65))
     assert len(store.blocks) == 4
-    request = Request("b", 64)
+    request = Request("b", 65)
     assert b.load(request) == 64
-    assert b.content(request, rank_index=0) == b.content(request, rank_index=1) == a.content(Request("a", 64))
+    assert b.content(request, rank_index=0) == b.content(request, rank_index=1) == a.content(Request("a", 65))
 
 
 def test_tp_sizes_share_head_ranges(make: Make) -> None:
     whole = [rank(groups=(group(page_bytes=256, heads=4),))]
     halves = [rank(tp, 2, (group(page_bytes=128, heads=2),)) for tp in range(2)]
     a, b = make(whole, seed=1, head_parts=2), make(halves, seed=9, head_parts=2)
-    a.prefill(Request("a", 64))
-    request = Request("b", 64)
+    a.prefill(Request("a", 65))
+    request = Request("b", 65)
     assert b.load(request) == 64
     joined = [x + y for x, y in zip(b.content(request, rank_index=0), b.content(request, rank_index=1), strict=True)]
-    assert joined == a.content(Request("a", 64))
+    assert joined == a.content(Request("a", 65))
 
 
 HYBRID = (group(0), group(1, "window", window=32))
@@ -198,9 +200,9 @@ def test_prefill_hands_over_and_decode_waits_for_the_blocks(make: Make, store: F
 
 def test_a_request_that_may_not_read_the_cache_is_not_looked_up(make: Make, store: FakeStore) -> None:
     a = make()
-    a.prefill(Request("a", 64))
+    a.prefill(Request("a", 65))
     store.calls.clear()
-    request = Request("b", 64, skip_reading_prefix_cache=True)
+    request = Request("b", 65, skip_reading_prefix_cache=True)
     a.arrive(request)
     assert a.matched(request) == 0
     assert "match" not in store.calls
@@ -208,17 +210,17 @@ def test_a_request_that_may_not_read_the_cache_is_not_looked_up(make: Make, stor
 
 def test_adapters_with_other_content_never_share(make: Make, store: FakeStore) -> None:
     a = make()
-    request = Request("a", 64)
+    request = Request("a", 65)
     a.arrive(request, salt=b"one")
     a.matched(request)
     a.allocate(request)
     a.step((request, 0, 64))
     a.settle()
     for salt, tokens in ((b"two", 0), (b"", 0), (b"one", 64)):
-        other = Request(f"o{salt!r}", 64)
+        other = Request(f"o{salt!r}", 65)
         a.arrive(other, salt=salt)
         assert a.matched(other) == tokens
-    unknown = Request("u", 64)
+    unknown = Request("u", 65)
     a.arrive(unknown, salt=None)
     assert a.matched(unknown) == 0
 
@@ -227,27 +229,27 @@ def test_a_namespace_that_differs_is_explained_by_field(
     make: Make, store: FakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     a = make()
-    a.prefill(Request("a", 64))
-    make([rank(shared={**rank().shared, "weights": "other"})]).prefill(Request("a", 64))
+    a.prefill(Request("a", 65))
+    make([rank(shared={**rank().shared, "weights": "other"})]).prefill(Request("a", 65))
     assert "differs in: extra.weights" in caplog.text
 
 
 def test_short_hits_are_computed(make: Make) -> None:
     a, b = make(), make(min_hit_tokens=64)
     a.prefill(Request("a", 48))
-    request = Request("b", 64)
+    request = Request("b", 65)
     b.arrive(request)
     assert b.matched(request) == 0
 
 
 def test_load_or_recompute_goes_by_measured_rates(make: Make) -> None:
     a = make(load="auto")
-    a.prefill(Request("a", 640))
+    a.prefill(Request("a", 641))
     for _ in range(4):
         a.scheduler.rates.prefill.add(1e6)
         a.scheduler.rates.transfer.add(1e3)
         a.scheduler.rates.overhead_s.add(0.0)
-    request = Request("b", 640)
+    request = Request("b", 641)
     a.arrive(request)
     assert a.matched(request) == 0
     assert a.matched(request) == 0, "the answer does not change while the request waits"

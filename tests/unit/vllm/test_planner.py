@@ -37,16 +37,9 @@ def test_a_block_is_named_by_the_hash_of_its_last_hashed_run() -> None:
     assert MIXED.hashed(5) == 2
 
 
-@pytest.mark.parametrize(
-    ("tokens", "whole", "blocks"),
-    [(64, True, 4), (64, False, 3), (65, False, 4), (65, True, 4), (1, False, 0), (16, False, 0)],
-)
-def test_a_synchronous_load_leaves_a_token_to_compute(tokens: int, whole: bool, blocks: int) -> None:
-    assert hit_limit(ONE, tokens, whole) == blocks
-
-
-def test_with_a_window_the_whole_prompt_is_never_served() -> None:
-    assert hit_limit(HYBRID, 64, whole_prompt=True) == 3
+@pytest.mark.parametrize(("tokens", "blocks"), [(64, 3), (65, 4), (80, 4), (1, 0), (16, 0), (0, 0)])
+def test_a_hit_leaves_a_token_to_compute(tokens: int, blocks: int) -> None:
+    assert hit_limit(ONE, tokens) == blocks
 
 
 def test_a_window_needs_only_its_tail() -> None:
