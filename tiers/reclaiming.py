@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvstore.core.checksum import chunk_sums, part_seed
 from kvstore.tiers.columns import IntArray
-from kvstore.tiers.index import HARD_PIN, NO_PIN, READY
+from kvstore.tiers.index import HARD_PIN, MAX_NAMESPACES, NO_PIN, READY
 from kvstore.tiers.reclaim import SOFT_PIN_WORTH, SegmentFacts, batches, choose, trim
 from kvstore.tiers.segments import SlotClass
 from kvstore.tiers.state import State
@@ -45,7 +45,7 @@ class Survey:
     facts: list[SegmentFacts]
 
 
-_Piece: TypeAlias = tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]
+_Piece: TypeAlias = tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 
 
 @dataclass(slots=True)
@@ -132,11 +132,12 @@ class Reclaimer:
         state = self._state
         pieces = [self._piece(start) for start in range(0, state.index.rows_used, _SCAN)]
         empty = np.empty(0, np.int64)
-        rows, segments, worth, free = (
+        rows, segments, free = (
             (np.concatenate(column) for column in zip(*pieces, strict=True))
             if pieces
-            else (empty, empty, np.empty(0), np.empty(0, np.bool_))
+            else (empty, empty, np.empty(0, np.bool_))
         )
+        worth = self._worth(rows)
         with state.lock:
             classes = state.dram.classes()
         count = max(classes, default=0) + 1
@@ -149,7 +150,7 @@ class Reclaimer:
         return Survey(rows, segments, worth, facts)
 
     def _piece(self, start: int) -> _Piece:
-        """Row, segment and worth of each slot of some rows, and whether it may be moved."""
+        """Row and segment of each slot of some rows, and whether it may be moved."""
         state, index = self._state, self._state.index
         slot, following = index.parts.slot[DRAM], index.parts.next
         found: list[tuple[IntArray, npt.NDArray[np.int64]]] = []
@@ -164,17 +165,18 @@ class Reclaimer:
                 found.append((here[there], state.dram.segment_of(slots[there])))
                 at = following[at].astype(np.int64)
             each = np.concatenate([one for one, _ in found]) if found else np.empty(0, np.int64)
-            worth = self._worth(each)
             free = index.leases[each] == 0
         segments = np.concatenate([one for _, one in found]) if found else np.empty(0, np.int64)
-        return each, segments, worth, free
+        return each, segments, free
 
     def _worth(self, rows: IntArray) -> npt.NDArray[np.float64]:
-        """Of one slot of each row: a block's worth is shared by its parts, and pins raise it."""
+        """Of one slot of each row: a block's worth is shared by its parts, and pins raise it. Called without the lock."""
         index = self._state.index
-        parts = {number: self._parts(number) for number in np.unique(index.namespace[rows]).tolist()}
-        shares = np.array([parts[number] for number in index.namespace[rows].tolist()], np.float64)
-        worth = self._state.policy.worth(rows) / np.maximum(shares, 1)
+        numbers = index.namespace[rows]
+        parts = np.ones(MAX_NAMESPACES)
+        for number in np.unique(numbers).tolist():
+            parts[number] = max(1, self._parts(number))
+        worth = self._state.policy.worth(rows) / parts[numbers]
         return np.where(index.pins[rows] != NO_PIN, worth * SOFT_PIN_WORTH, worth)
 
     def _parts(self, number: int) -> int:

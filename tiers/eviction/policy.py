@@ -71,8 +71,10 @@ class EvictionPolicy(ABC):
     def worth(self, rows: IntArray) -> Seconds:
         """What members of the first tier are worth now, beside each other: 0 and up. Here by the order of last use."""
         last = self.last_use(rows)
-        newest = float(last.max()) if len(last) else 0.0
-        return last / newest if newest > 0 else last
+        if not len(last):
+            return last
+        oldest = float(last.min())
+        return (last - oldest) / max(1.0, float(last.max()) - oldest) + 0.1
 
     @abstractmethod
     def victim(self, evictable: Evictable, tier: int = 0) -> int | None:
