@@ -55,6 +55,41 @@ def tiers_command(
     show(run(directory, blocks, entries, runs), json)
 
 
+@app.command("evict")
+def evict_command(
+    trace: Annotated[Path, typer.Option(help="Requests, one JSON object a line; see bench/trace.")],
+    json: Json = False,
+    capacity: Annotated[str, typer.Option(help="Blocks of 512 tokens, by commas.")] = "1000,3000,10000,30000",
+    policies: Annotated[str, typer.Option(help="By commas; opt is the best possible one.")] = "lru,turnscore,opt",
+    pieces: Annotated[int, typer.Option(help="Blocks that a put carries, 0: all at once.")] = 0,
+    interleave: Annotated[int, typer.Option(help="Requests under way at once.")] = 1,
+) -> None:
+    """Hit rates of the eviction policies on a trace, beside the best possible one."""
+    from kvstore.cli.bench import evict
+
+    found = evict.run(trace, [int(one) for one in capacity.split(",")], policies.split(","), pieces, interleave)
+    typer.echo(Report("evict", rows=found).to_json() if json else evict.to_text(found))
+
+
+@app.command("replay")
+def replay_command(
+    trace: Annotated[Path, typer.Option(help="Requests, one JSON object a line; see bench/trace.")],
+    json: Json = False,
+    directory: Annotated[Path | None, typer.Option(help="On the disk to use; default: the current one.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only cases that fit, such as 'lru.*'.")] = None,
+    dram: Annotated[int, typer.Option(help="Blocks of 512 tokens that DRAM holds.")] = 3000,
+    nvme: Annotated[int, typer.Option(help="Blocks that NVMe holds.")] = 15_000,
+    block_bytes: Annotated[int, typer.Option(help="What a block is scaled to; a multiple of 4096.")] = 4096,
+) -> None:
+    """A trace through a real node with two tiers: hits by tier and bytes written, by write rule and policy."""
+    from kvstore.cli.bench import replay_node
+
+    cases = replay_node.chosen(tuple(case or ()))
+    with progress_bar(quiet=json) as progress:
+        report = replay_node.run(trace, cases, replay_node.Size(dram, nvme, block_bytes), directory, progress)
+    typer.echo(report.to_json() if json else replay_node.to_text(report.rows))
+
+
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
