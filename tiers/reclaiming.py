@@ -170,7 +170,7 @@ class Reclaimer:
         return each, segments, free
 
     def _worth(self, rows: IntArray) -> npt.NDArray[np.float64]:
-        """Of one slot of each row: a block's worth is shared by its parts, and pins raise it. Called without the lock."""
+        """Of one slot of each row: a block's worth is shared by its parts, and pins raise it. Takes no lock."""
         index = self._state.index
         numbers = index.namespace[rows]
         parts = np.ones(MAX_NAMESPACES)
