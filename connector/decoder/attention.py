@@ -38,20 +38,57 @@ class CausalMask:
         return hidden.triu_(width - self._rows + 1).repeat(self._groups, 1)
 
 
+class Contiguous:
+    """Keys and values of the sequence in prefill without gaps, so that each chunk does not gather all blocks anew.
+
+    A copy for speed: the pool has everything too. One sequence at a time, see :meth:`reset`.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._storage = torch.empty(0)
+        self._filled: list[int] = []
+
+    def reset(self, tokens: int) -> None:
+        """Starts a sequence of at most ``tokens`` tokens, padding included."""
+        config = self._pool.config
+        if self._storage.ndim < 2 or self._storage.shape[3] < tokens:
+            shape = (config.layers, 2, config.kv_heads, tokens, config.head_dim)
+            self._storage = torch.empty(shape, dtype=self._pool.dtype)
+        self._filled = [0] * config.layers
+
+    def extend(self, layer: int, table: BlockTable, start: int, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer up to the end of the chunk at ``start`` whose own are ``new``.
+
+        Tokens before ``start`` that are not here yet come from the pool. ``new``: each (n, kv_heads, head_dim);
+        the result: each (kv_heads, start + n, head_dim).
+        """
+        if self._filled[layer] < start:
+            loaded = self._pool.gather(layer, self._pool.rows(table.tensor(start // BLOCK_TOKENS)))
+            self._put(layer, 0, loaded[0], loaded[1])
+        self._put(layer, start, new[0].transpose(0, 1), new[1].transpose(0, 1))
+        self._filled[layer] = end = start + len(new[0])
+        return self._storage[layer, 0, :, :end], self._storage[layer, 1, :, :end]
+
+    def _put(self, layer: int, at: int, keys: Tensor, values: Tensor) -> None:
+        self._storage[layer, 0, :, at : at + keys.shape[1]] = keys
+        self._storage[layer, 1, :, at : at + keys.shape[1]] = values
+
+
 class ChunkAttention:
     """One prefill chunk. ``computed`` counts the real (not padding) tokens that went through layer 0."""
 
     def __init__(
-        self, pool: BlockPool, table: BlockTable, start: int, count: int, mask: Tensor,
+        self, pool: BlockPool, table: BlockTable, earlier: Contiguous, start: int, count: int, mask: Tensor,
         ready: Callable[[int], None] = lambda layer: None, weigh: bool = False,
     ) -> None:  # fmt: skip
         """``count`` real tokens from ``start`` on. ``ready(layer)`` returns when earlier blocks of a layer are there.
 
         ``weigh``: also sum up how much attention the last real token pays to each block.
         """
-        self._pool, self._count, self._mask, self._ready = pool, count, mask, ready
+        self._pool, self._table, self._earlier = pool, table, earlier
+        self._start, self._count, self._mask, self._ready = start, count, mask, ready
         self._places = table.places(start, count)
-        self._rows = pool.rows(table.tensor(mask.shape[1] // BLOCK_TOKENS))
         self._last = start + count if weigh else 0
         self.mass = torch.zeros(mask.shape[1] // BLOCK_TOKENS)
         self.computed = 0
@@ -59,7 +96,7 @@ class ChunkAttention:
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self._ready(layer)
         self._pool.write(layer, self._places, keys[: self._count], values[: self._count])
-        all_keys, all_values = self._pool.gather(layer, self._rows)
+        all_keys, all_values = self._earlier.extend(layer, self._table, self._start, (keys, values))
         seen = functional.scaled_dot_product_attention(
             _grouped(queries, len(all_keys)), all_keys[None], all_values[None], attn_mask=self._mask
         )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvstore.connector.decoder.attention import CausalMask, ChunkAttention, StepAttention
+from kvstore.connector.decoder.attention import CausalMask, ChunkAttention, Contiguous, StepAttention
 from kvstore.connector.decoder.model import Llama
 from kvstore.connector.decoder.paged import BLOCK_TOKENS, BlockPool, BlockTable
 from kvstore.connector.decoder.requests import NewToken, Request, Result, Sampler
@@ -39,6 +39,7 @@ class _Prefill:
     position: int
     prefix: Prefix | None
     load: Load | None
+    begun: bool = False  # its first chunk was attempted; no other prefill runs until its last one
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +78,7 @@ class Engine:
             max_pending=max(1, self.pool.blocks // 2),
         ) if client is not None else None  # fmt: skip
         self._mask = CausalMask(chunk_tokens, model.config.heads // model.config.kv_heads, model.dtype)
+        self._earlier = Contiguous(self.pool)
         self._numbers = itertools.count(1)
         self._waiting: deque[_Waiting] = deque()
         self._prefills: deque[_Prefill] = deque()
@@ -138,7 +140,8 @@ class Engine:
         table.grow(self.chunk + 1)
         ids = torch.zeros(self.chunk, dtype=torch.int64)
         for _ in range(2):
-            attend = ChunkAttention(self.pool, table, 0, self.chunk, self._mask(0))
+            self._earlier.reset(self.chunk)
+            attend = ChunkAttention(self.pool, table, self._earlier, 0, self.chunk, self._mask(0))
             self.model.logits(self.model.hidden(ids, torch.arange(self.chunk), attend)[:1])
         step = StepAttention(self.pool, [table], [self.chunk])
         self.model.hidden(ids[: self._width], torch.zeros(self._width, dtype=torch.int64), step)
@@ -195,11 +198,14 @@ class Engine:
         """Computes the next chunk of the oldest prefill; after the last one its samples start to run."""
         prefill = self._prefills[0]
         request, start = prefill.waiting.request, prefill.position
+        if not prefill.begun:
+            self._earlier.reset(self._aligned(len(request.tokens) - 1) + self.chunk)
+            prefill.begun = True
         count = min(self.chunk, len(request.tokens) - start)
         prefill.table.grow(start + count)
         ready: Callable[[int], None] = prefill.load.wait if prefill.load is not None else _nothing
         weigh = self.cache is not None and self.cache.importance
-        attend = ChunkAttention(self.pool, prefill.table, start, count, self._mask(start), ready, weigh)
+        attend = ChunkAttention(self.pool, prefill.table, self._earlier, start, count, self._mask(start), ready, weigh)
         try:
             hidden = self.model.hidden(*self._chunk_input(request.tokens, start, count), attend)
         except LoadShort as short:

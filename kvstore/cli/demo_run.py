@@ -21,7 +21,7 @@ from typing import IO, Any
 from kvstore.core.errors import Unavailable
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-START_SECONDS = 60.0  # for a node to listen, on a very busy machine
+START_SECONDS = 120.0  # for a node to listen, on a very busy machine
 
 
 @dataclass(frozen=True, slots=True)
