@@ -13,6 +13,7 @@ DEV := $(VENV)/.installed-dev-$(SUM)
 SUITES ?=
 STRICT ?=
 TORTURE_ROUNDS ?= 50
+CRASH_ROUNDS ?= 200
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -57,9 +58,10 @@ proto-check:  ## fail when kvstore/v1 is not what proto/ generates
 bench: $(RUN)  ## the data path against what this machine can do (ARGS=--json for one JSON object)
 	$(BIN)/kvstore bench local $(ARGS)
 
-torture: $(DEV)  ## kill and stop processes at random moments, TORTURE_ROUNDS times, and check every byte
+torture: $(DEV)  ## hours: kill and stop processes and break disks TORTURE_ROUNDS times, crash nodes CRASH_ROUNDS times a way, check every byte
 	$(BIN)/python -m tests.torture --rounds $(TORTURE_ROUNDS) $(ARGS)
-	$(BIN)/python -m tests.faults --rounds $(TORTURE_ROUNDS)
+	$(BIN)/python -m tests.torture.crashes --rounds $(CRASH_ROUNDS)
+	$(BIN)/python -m tests.faults --rounds $(CRASH_ROUNDS)
 
 wheel-test: $(DEV)  ## build sdist and wheel, try the wheel in clean environments
 	$(BIN)/python -m tests.suites packaging
