@@ -20,13 +20,17 @@ from kvstore.tiers.writing import Writer
 
 
 class Puts:
-    """Reserving and committing at an acknowledgement level. ``movement``: of a store with an NVMe tier."""
+    """Reserving and committing at an acknowledgement level. ``movement``: of a store with an NVMe tier; ``absent``: it
+    has one that could not be opened."""
 
-    def __init__(self, state: State, writer: Writer, committer: Committer, movement: Movement | None) -> None:
+    def __init__(
+        self, state: State, writer: Writer, committer: Committer, movement: Movement | None, absent: bool = False
+    ) -> None:
         self._state = state
         self._writer = writer
         self._committer = committer
         self._movement = movement
+        self._absent = absent
 
     def reserve(
         self, session: Session, namespace: Namespace, chain: ChainSlice, parts: tuple[int, ...], request: int,
@@ -45,11 +49,11 @@ class Puts:
         """As BlockStore.commit."""
         found = session.reservations.get(reservation)
         outcomes = self._committer.commit(session, reservation, checksums)
-        if self._movement is None or found is None:
+        if found is None:
             return outcomes
         if ack == AckLevel.DURABLE:
             return self._made_durable(found.namespace, found.keys, outcomes, PutOutcome.STORED, deadline)
-        if self._movement.demoter.rule == "through":
+        if self._movement and self._movement.demoter.rule == "through":
             self._movement.durability.copy(found.namespace, found.keys)
         return outcomes
 
@@ -57,12 +61,12 @@ class Puts:
         self, namespace: Namespace, keys: KeyArray, outcomes: bytes, which: PutOutcome, deadline: float | None
     ) -> bytes:
         """The outcomes, with NOT_DURABLE for those of one kind that are not durable in time."""
-        assert self._movement is not None
         codes = np.frombuffer(outcomes, np.uint8).copy()
         mine = np.flatnonzero(codes == which)
         until = time.monotonic() + self._state.config.durable_wait if deadline is None else deadline
-        durable = self._movement.durability.wait(namespace, keys[mine], until)
-        codes[mine[~durable]] = PutOutcome.NOT_DURABLE
+        if self._movement is not None:
+            mine = mine[~self._movement.durability.wait(namespace, keys[mine], until)]
+        codes[mine] = PutOutcome.NOT_DURABLE
         return codes.tobytes()
 
     def check_ack(self, ack: int) -> None:
@@ -70,7 +74,8 @@ class Puts:
         stored all the same, and NOT_DURABLE."""
         if ack == AckLevel.VISIBLE:
             return
-        if ack != AckLevel.DURABLE or self._movement is None or self._movement.demoter.rule == "off":
+        kept = self._absent or self._movement is not None
+        if ack != AckLevel.DURABLE or not kept or self._state.config.nvme_write_rule == "off":
             name = AckLevel(ack).name.lower() if ack in list(AckLevel) else str(ack)
             raise Unsupported(
                 f"acknowledgement level {name!r} is not supported by this node as it is configured; use 'visible'",

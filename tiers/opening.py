@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from kvstore.core.errors import ConfigError
+from kvstore.tiers.absent import AbsentNvme, is_mistake
 from kvstore.tiers.movement import Movement
 from kvstore.tiers.nvme.directory import NvmeConfig
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.placement import Placement
+from kvstore.tiers.tier import Entries
 from kvstore.tiers.values import NvmeReport, StoreConfig
 
 RULES = ("clean", "through", "off")
+
+
+def check_config(config: StoreConfig) -> None:
+    """Raises ConfigError."""
+    if len(config.node_id) != 16:
+        raise ConfigError(f"node_id is {len(config.node_id)} bytes, not 16")
+    if not 0 < config.low_watermark <= config.high_watermark <= 1:
+        raise ConfigError(
+            f"low_watermark {config.low_watermark} and high_watermark {config.high_watermark} must be above 0, at most "
+            "1, and in this order"
+        )
+    if config.max_sessions < 1:
+        raise ConfigError(f"max_sessions is {config.max_sessions}, not 1 or more")
 
 
 def check_nvme(config: StoreConfig) -> None:
@@ -22,32 +39,48 @@ def check_nvme(config: StoreConfig) -> None:
         raise ConfigError(f"nvme_movers is {config.nvme_movers}; at least 2 are needed: readers wait for demotions")
 
 
-def open_nvme(config: StoreConfig) -> NvmeTier | None:
-    """The NVMe tier, not recovered yet; None without a directory. Raises ConfigError."""
+@dataclass(frozen=True, slots=True)
+class OpenedNvme:
+    """A tier and all that lies in it."""
+
+    tier: NvmeTier
+    entries: list[Entries]
+
+
+def open_nvme(config: StoreConfig) -> OpenedNvme | AbsentNvme | None:
+    """The NVMe tier, recovered; what stands for it when its disk or index fails; None without a directory. Raises
+    ConfigError for a directory that is not for this node, or settings that make no sense."""
     if config.nvme_dir is None:
         return None
     check_nvme(config)
+    found = NvmeConfig(
+        config.nvme_dir, config.nvme_capacity_bytes, config.node_id.hex(), config.nvme_segment_bytes,
+        io_threads=config.nvme_io_threads, scrub_bytes=config.nvme_scrub_bytes,
+    )  # fmt: skip
     try:
-        return NvmeTier(
-            NvmeConfig(
-                config.nvme_dir, config.nvme_capacity_bytes, config.node_id.hex(), config.nvme_segment_bytes,
-                io_threads=config.nvme_io_threads, scrub_bytes=config.nvme_scrub_bytes,
-            )
-        )  # fmt: skip
+        return _opened(found)
     except OSError as error:
-        raise disk_error(config, error) from error
+        if is_mistake(error):
+            raise ConfigError(
+                f"the NVMe tier in {config.nvme_dir} cannot be opened: {error}. Give the node a directory that it may "
+                "write to, or start without nvme_dir"
+            ) from error
+        return AbsentNvme(found, error)
 
 
-def disk_error(config: StoreConfig, error: OSError) -> ConfigError:
-    """What to tell the person who starts a node over a disk that does not work."""
-    return ConfigError(
-        f"the NVMe tier in {config.nvme_dir} cannot be opened: {error}. Repair the disk, run 'kvstore fsck "
-        f"{config.nvme_dir}', or start without nvme_dir"
-    )
+def _opened(config: NvmeConfig) -> OpenedNvme:
+    tier = NvmeTier(config)
+    try:
+        return OpenedNvme(tier, list(tier.recover()))
+    except BaseException:
+        tier.close()
+        raise
 
 
-def nvme_report(placement: Placement, movement: Movement) -> NvmeReport:
-    """Health and what was moved; called under the lock."""
+def nvme_report(placement: Placement | None, movement: Movement | None) -> NvmeReport | None:
+    """Health and what was moved, None without such a tier; called under the lock."""
+    if placement is None or movement is None:
+        return None
     health, did, mover = placement.nvme.health, placement.nvme.details(), movement.mover
     counters = {
         "reads": did.reads, "read_bytes": did.read_bytes, "writes": did.writes, "written_bytes": did.written_bytes,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -42,10 +41,10 @@ class _Blocks:
     stamp: U32Array
 
 
-def recover(state: State, registry: Registry) -> None:
-    """Fills an empty state from its memory file and its NVMe tier; nobody else uses it yet. Raises OSError."""
+def recover(state: State, registry: Registry, on_nvme: list[Entries]) -> None:
+    """Fills an empty state from its memory file and what lies in its NVMe tier; nobody else uses it yet."""
     started = time.monotonic()
-    in_memory, on_disk = list(state.dram.recover()), list(_nvme_entries(state))
+    in_memory, on_disk = list(state.dram.recover()), _nvme_entries(state, on_nvme)
     entries = _joined(in_memory + on_disk)
     sizes = [sum(map(len, in_memory)), sum(map(len, on_disk))]
     tiers = np.repeat(np.array([TierKind.DRAM, TierKind.NVME], np.uint8), sizes)
@@ -70,20 +69,18 @@ def recover(state: State, registry: Registry) -> None:
     state.recovery_seconds = time.monotonic() - started
 
 
-def _nvme_entries(state: State) -> Iterator[Entries]:
+def _nvme_entries(state: State, batches: list[Entries]) -> list[Entries]:
     """What the NVMe tier has, its namespaces renumbered as they are here; those that have no room here are left out."""
     if state.placement is None:
-        return
-    nvme, ours = state.placement.nvme, np.full(1 << 16, _UNKNOWN, np.uint16)
-    for batch in nvme.recover():
-        if not state.placement.numbers:
-            for number, canonical in nvme.namespaces().items():
-                with contextlib.suppress(KVStoreError):
-                    root = state.namespaces.open(canonical, strict=False).root
-                    found = state.namespaces.by_root(root)
-                    state.placement.numbers[found.id] = number
-                    ours[number] = found.id
-        yield replace(batch, namespaces=ours[batch.namespaces])
+        return []
+    ours = np.full(1 << 16, _UNKNOWN, np.uint16)
+    for number, canonical in state.placement.nvme.namespaces().items():
+        with contextlib.suppress(KVStoreError):
+            root = state.namespaces.open(canonical, strict=False).root
+            found = state.namespaces.by_root(root)
+            state.placement.numbers[found.id] = number
+            ours[number] = found.id
+    return [replace(batch, namespaces=ours[batch.namespaces]) for batch in batches]
 
 
 def _joined(batches: list[Entries]) -> Entries:

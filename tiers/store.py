@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvstore.core.errors import Closed, ConfigError, Unsupported
+from kvstore.core.errors import Closed, Unsupported
 from kvstore.core.keys import KeyArray
 from kvstore.core.namespace import NamespaceSpec
+from kvstore.tiers.absent import AbsentNvme
 from kvstore.tiers.acknowledging import Puts
 from kvstore.tiers.background import Background
 from kvstore.tiers.committing import Committer
@@ -23,14 +24,14 @@ from kvstore.tiers.matching import Matcher, part_mask
 from kvstore.tiers.memfile import MemoryFile
 from kvstore.tiers.movement import Movement
 from kvstore.tiers.namespaces import Namespace
-from kvstore.tiers.opening import disk_error, nvme_report, open_nvme
+from kvstore.tiers.opening import OpenedNvme, check_config, nvme_report, open_nvme
 from kvstore.tiers.reading import Reader
 from kvstore.tiers.recovery import recover
 from kvstore.tiers.registry import POLL_SECONDS, Registry
 from kvstore.tiers.sessions import Session
 from kvstore.tiers.sizes import Sizes, sizes
 from kvstore.tiers.state import State
-from kvstore.tiers.tier import TierKind, U16Array, U64Array
+from kvstore.tiers.tier import Entries, TierKind, TierStat, U16Array, U64Array
 from kvstore.tiers.upkeep import Upkeep
 from kvstore.tiers.values import (
     AckLevel,
@@ -61,13 +62,15 @@ class BlockStore:
 
     def __init__(self, config: StoreConfig) -> None:
         """Opens or makes the memory file and re-adopts what lies in it. Raises ConfigError."""
-        _check(config)
+        check_config(config)
         self.config = config
         self._closing = threading.Lock()
         self._closed = False
         self._threads: list[Background] = []
         self._movement: Movement | None = None
-        nvme = open_nvme(config)
+        found = open_nvme(config)
+        self._absent = found if isinstance(found, AbsentNvme) else None
+        nvme = found.tier if isinstance(found, OpenedNvme) else None
         try:
             file = MemoryFile(config.memory_file, config.node_id, config.product, self._plan)
             try:
@@ -80,12 +83,12 @@ class BlockStore:
                 nvme.close()
             raise
         try:
-            self._open(fresh=file.fresh)
+            self._open(file.fresh, found.entries if isinstance(found, OpenedNvme) else [])
         except BaseException:
             self.close()
             raise
 
-    def _open(self, fresh: bool) -> None:
+    def _open(self, fresh: bool, on_nvme: list[Entries]) -> None:
         self._housekeeper = Housekeeper(self._state)
         self._committer = Committer(self._state)
         self._registry = Registry(self._state, self._committer)
@@ -93,15 +96,12 @@ class BlockStore:
         self._matcher = Matcher(self._state)
         self._writer = Writer(self._state, self._evictor.make_room)
         self._reader = Reader(self._state, self._matcher, self._registry)
-        try:
-            if not fresh or self._state.placement:
-                recover(self._state, self._registry)
-        except OSError as error:
-            raise disk_error(self.config, error) from error
+        if not fresh or self._state.placement:
+            recover(self._state, self._registry, on_nvme)
         self._state.pins.recover()
         self._upkeep = Upkeep(self._state, self._evictor)
         self._movement = self._move()
-        self._puts = Puts(self._state, self._writer, self._committer, self._movement)
+        self._puts = Puts(self._state, self._writer, self._committer, self._movement, absent=self._absent is not None)
         self._evictor.grow()
         self._threads = self._start()
 
@@ -126,6 +126,8 @@ class BlockStore:
         threads = [self._reaper, self._pressure, Background("housekeeping", self._housekeeper.step, self._failed)]
         if self.config.prefault:
             threads.append(Background("prefault", lambda: 0.0 if self._evictor.grow() else None, self._failed))
+        if self._absent:
+            threads.append(Background("nvme-probe", self._absent.step, self._failed))
         threads += self._upkeep.start(self._failed)
         return threads + (self._movement.start(self._failed) if self._movement else [])
 
@@ -276,6 +278,9 @@ class BlockStore:
         space = self._namespace(namespace)
         if session is not None:
             self._registry.check(session)
+        if tier == TierKind.DRAM and self._absent:  # nothing can come from there: a disk in trouble is no error
+            here = self._matcher.match(space, keys, parts, 0).blocks
+            return Prefetched(0, here, len(keys) - here)
         if tier != TierKind.DRAM or self._movement is None:
             raise Unsupported(
                 f"prefetch to {TierKind(tier).name.lower()} is not possible here: blocks are brought from NVMe to "
@@ -357,7 +362,7 @@ class BlockStore:
         with state.lock:
             sessions = list(state.sessions.values())
             return StoreStat(
-                boot_id=state.boot_id, tiers=tuple(tier.stat() for tier in state.tiers),
+                boot_id=state.boot_id, tiers=self._tier_stats(),
                 blocks=len(index) - state.writing, writing=state.writing,
                 leased_blocks=int(np.count_nonzero(index.leases[: index.rows_used])),
                 leases=sum(len(one.leases) for one in sessions),
@@ -367,8 +372,12 @@ class BlockStore:
                 ready_bytes=state.ready_bytes, counters=dict(state.counters),
                 namespaces=tuple(self._describe(found, by_tier) for found in state.namespaces),
                 pins=state.pins.stat(),
-                nvme=nvme_report(state.placement, self._movement) if state.placement and self._movement else None,
+                nvme=self._absent.report() if self._absent else nvme_report(state.placement, self._movement),
             )  # fmt: skip
+
+    def _tier_stats(self) -> tuple[TierStat, ...]:
+        here = tuple(tier.stat() for tier in self._state.tiers)
+        return (*here, self._absent.stat()) if self._absent else here
 
     # --- threads -------------------------------------------------------------------------------------------
 
@@ -386,15 +395,3 @@ class BlockStore:
         if self._closed:
             raise Closed("the store is closed")
         return self._state
-
-
-def _check(config: StoreConfig) -> None:
-    if len(config.node_id) != 16:
-        raise ConfigError(f"node_id is {len(config.node_id)} bytes, not 16")
-    if not 0 < config.low_watermark <= config.high_watermark <= 1:
-        raise ConfigError(
-            f"low_watermark {config.low_watermark} and high_watermark {config.high_watermark} must be above 0, at most "
-            "1, and in this order"
-        )
-    if config.max_sessions < 1:
-        raise ConfigError(f"max_sessions is {config.max_sessions}, not 1 or more")

@@ -392,6 +392,8 @@ class NvmeTier(Tier):
         self._scrubber.close()
         self._keeper.close()
         self._pool.close()
+        if not self._recovered:  # nothing is known of what the index holds: nothing is written to it
+            self._committer.detach()
         self._committer.close()
         self._files.detach()
         self._directory.unlock()
