@@ -135,6 +135,8 @@ class Tally:
     durable: dict[int, int] = field(default_factory=dict)  # the same, acknowledged as durable
 
     def add(self, log: Path) -> None:
+        if not log.exists():  # killed before its first word
+            return
         for line in log.read_text().splitlines():
             word, *values = line.split()
             if word == "ack" and len(values) == 2:
