@@ -111,7 +111,7 @@ def cost(bench: Bench, node: Node, report: Report) -> None:
             for name, engine in (("with", ours), ("without", plain))[:: 1 if turn % 2 else -1]:
                 prompts = [{"length": 600, "seed": bench.seed()} for _ in range(8)]
                 before = engine.call("cpu")["total"]
-                engine.call("generate", prompts=prompts, sampling={"max_tokens": 32})
+                engine.call("generate", prompts=prompts, sampling={"max_tokens": 32}, together=True)
                 time.sleep(0.3)
                 used = engine.call("cpu")["total"] - before
                 spent[name].append(used)
