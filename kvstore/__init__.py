@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvstore.client.borrow import Borrow
     from kvstore.client.client import Client
     from kvstore.client.namespace import Namespace
-    from kvstore.client.results import PutResult
+    from kvstore.client.results import PrefetchResult, PutResult
     from kvstore.client.writer import Writer
     from kvstore.core.keys import Keys
     from kvstore.core.namespace import NamespaceSpec, PartSpec
@@ -27,6 +27,7 @@ __all__ = [
     "Namespace",
     "NamespaceSpec",
     "PartSpec",
+    "PrefetchResult",
     "PutResult",
     "Writer",
     "__version__",
@@ -39,6 +40,7 @@ _HOMES = {
     "Namespace": "kvstore.client.namespace",
     "NamespaceSpec": "kvstore.core.namespace",
     "PartSpec": "kvstore.core.namespace",
+    "PrefetchResult": "kvstore.client.results",
     "PutResult": "kvstore.client.results",
     "Writer": "kvstore.client.writer",
 }

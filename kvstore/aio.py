@@ -21,7 +21,7 @@ from kvstore.client.client import OnFailure
 from kvstore.client.link import TransportName
 from kvstore.client.namespace import Ack, AnyKeys, Parts, Span
 from kvstore.client.namespace import Namespace as SyncNamespace
-from kvstore.client.results import PutResult
+from kvstore.client.results import PrefetchResult, PutResult
 from kvstore.client.writer import Writer as SyncWriter
 from kvstore.core.keys import Keys, Tokens
 from kvstore.core.namespace import NamespaceSpec
@@ -151,6 +151,19 @@ class Namespace:
         run = functools.partial(
             self.sync.get, keys, into, first=first, parts=parts, range=range, request_id=request_id, holes=holes
         )
+        return await self.client.call(run, timeout)
+
+    async def prefetch(
+        self,
+        keys: AnyKeys,
+        tier: str = "dram",
+        deadline: float | None = None,
+        *,
+        parts: Parts = None,
+        timeout: float | None = None,
+    ) -> PrefetchResult:
+        """Starts bringing blocks to a tier ahead of their use."""
+        run = functools.partial(self.sync.prefetch, keys, tier, deadline, parts=parts)
         return await self.client.call(run, timeout)
 
     async def put(

@@ -22,6 +22,7 @@ _COMMANDS = {
     "stat": "kvstore.cli.stat",
     "match": "kvstore.cli.match",
     "evict": "kvstore.cli.evict",
+    "prefetch": "kvstore.cli.prefetch",
     "pin": "kvstore.cli.pin",
     "unpin": "kvstore.cli.unpin",
     "namespace": "kvstore.cli.namespace",

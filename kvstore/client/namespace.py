@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from kvstore.client import keeping
+from kvstore.client import keeping, prefetching
 from kvstore.client.borrow import Borrow
 from kvstore.client.buffers import rows
 from kvstore.client.counters import reason_of
-from kvstore.client.results import PutResult, failed_at, tally
+from kvstore.client.results import PrefetchResult, PutResult, failed_at, tally
 from kvstore.client.writer import Writer
 from kvstore.core.errors import InternalError, InvalidArgument, KVStoreError, NotServed, ProtocolError, UnknownNamespace
 from kvstore.core.keys import KEY_BYTES, Keys, Tokens, chain_keys, hashed_keys
@@ -133,6 +133,20 @@ class Namespace:
         array made from one) lives any more."""
         chain, plan = self._chain(keys, first), self.plan(parts, range)
         return Borrow(self, chain, first, plan, request_id, timeout)
+
+    def prefetch(
+        self,
+        keys: AnyKeys,
+        tier: str = "dram",
+        deadline: float | None = None,
+        *,
+        parts: Parts = None,
+        timeout: float | None = None,
+    ) -> PrefetchResult:
+        """Starts bringing blocks of a chain to a tier ahead of their use, and does not wait for them; what is on its
+        way already is joined. What has not started after ``deadline`` seconds (None: no bound), or when this client
+        goes, is dropped. Raises Unsupported for a tier that the node cannot fill."""
+        return prefetching.prefetch(self, keys, tier, deadline, parts, timeout)
 
     # --- puts --------------------------------------------------------------------------------------------
 

@@ -27,6 +27,16 @@ class PutResult:
         return not self.failed and not self.pending
 
 
+@dataclass(frozen=True, slots=True)
+class PrefetchResult:
+    """What became of the blocks of a prefetch: ``started`` (or on their way before), ``present`` in the tier already,
+    ``absent`` from the node, or refused because too many wait."""
+
+    started: int = 0
+    present: int = 0
+    absent: int = 0
+
+
 def tally(outcomes: bytes, missing: int = 0, reason: str = "") -> PutResult:
     """Counts outcomes; ``missing`` further blocks failed for ``reason``."""
     reasons: dict[str, int] = {reason: missing} if missing else {}

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvstore.core.errors import InvalidArgument, TooManyKeys, Unsupported
 from kvstore.core.keys import KEY_BYTES, KeyArray, key_array
-from kvstore.tiers.tier import U16Array
+from kvstore.tiers.tier import TierKind, U16Array
 from kvstore.tiers.values import ChainSlice
 from kvstore.v1 import types_pb2 as types
 
@@ -60,6 +60,15 @@ def checked_ack(ack: int) -> None:
         got=name,
         want="visible",
     )
+
+
+def checked_tier(number: int) -> TierKind:
+    """Tier of a number of ``kvstore.v1.TierKind``; DRAM for none. Raises InvalidArgument."""
+    if not number:
+        return TierKind.DRAM
+    if number - 1 not in list(TierKind):
+        raise InvalidArgument(f"there is no tier {number}", field="tier", got=number)
+    return TierKind(number - 1)
 
 
 def deadline_of(milliseconds: int) -> float | None:

@@ -9,14 +9,13 @@ import grpc
 
 from kvstore.core.errors import InvalidArgument, Unimplemented
 from kvstore.core.keys import KeyArray
-from kvstore.node.checks import checked_first, checked_keys, deadline_of
+from kvstore.node.checks import checked_first, checked_keys, checked_tier, deadline_of
 from kvstore.node.control_put import put
 from kvstore.node.grpc_errors import Patience
 from kvstore.node.handlers import open_namespace
 from kvstore.node.layout import Layout, layout_of
 from kvstore.tiers.sessions import Session
 from kvstore.tiers.store import BlockStore
-from kvstore.tiers.tier import TierKind
 from kvstore.tiers.values import NamespaceStat, NamespaceView
 from kvstore.v1 import control_pb2 as pb
 
@@ -128,7 +127,7 @@ class Control:
         """Owned by the node, not by a session: it goes on when this call has ended, until its deadline."""
         view = self._view(request.root)
         keys = checked_keys(request.keys, self._max_keys, empty_ok=True)
-        tier = TierKind(request.tier - 1) if request.tier else TierKind.DRAM
+        tier = checked_tier(request.tier)
         found = self._store.prefetch(None, view.handle, keys, tier, (), deadline_of(request.deadline_ms))
         return pb.PrefetchReply(started=found.started, present=found.present, absent=found.absent)
 

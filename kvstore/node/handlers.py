@@ -26,6 +26,7 @@ from kvstore.node.checks import (
     checked_importance,
     checked_keys,
     checked_slice,
+    checked_tier,
     deadline_of,
 )
 from kvstore.node.lane import Lane, Reply
@@ -79,6 +80,7 @@ class Handlers:
             Op.PIN: (pb.PinKeysRequest, self._pin),
             Op.UNPIN: (pb.UnpinKeysRequest, self._unpin),
             Op.ROTATE: (pb.RotateRequest, self._rotate),
+            Op.PREFETCH: (pb.PrefetchKeysRequest, self._prefetch),
             Op.PING: (pb.PingRequest, self._ping),
             Op.BYE: (pb.ByeRequest, self._bye),
         }
@@ -271,6 +273,22 @@ class Handlers:
         keys = checked_keys(request.keys, self._limits.max_keys)
         evicted, leased, absent = self._store.evict(request.namespace, keys)
         return Reply(pb.EvictKeysReply(evicted=evicted, leased=leased, absent=absent).SerializeToString())
+
+    # --- ahead of reads -------------------------------------------------------------------------------------
+
+    def _prefetch(self, lane: Lane, session: NodeSession, request: pb.PrefetchKeysRequest) -> Reply:
+        layout = self._layouts.get(request.namespace, request.parts)
+        keys = checked_keys(request.keys, self._limits.max_keys)
+        found = self._store.prefetch(
+            session.stored,
+            request.namespace,
+            keys,
+            checked_tier(request.tier),
+            layout.parts,
+            deadline_of(request.deadline_ms),
+        )
+        reply = pb.PrefetchKeysReply(started=found.started, present=found.present, absent=found.absent)
+        return Reply(reply.SerializeToString())
 
     # --- keeping and voiding --------------------------------------------------------------------------------
 

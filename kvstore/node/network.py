@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from kvstore.node.network_put import PendingPut, Sums, check_complete, check_pay
 from kvstore.node.outcomes import CHECKSUM, STORED, merge
 from kvstore.node.sessions import NodeSession
 from kvstore.tiers.store import BlockStore
-from kvstore.tiers.values import Acquired, ChainSlice, MissReason, Reserved
+from kvstore.tiers.values import Acquired, ChainSlice, Reserved
 from kvstore.transport.frame import Limits
 from kvstore.v1 import data_pb2 as pb
 
@@ -55,8 +54,7 @@ class NetworkOps:
             request.whole,
         )
         try:
-            whole = without_holes(found, request.first_block, layout)
-            message, payload = self._get_reply(whole), self._views(whole, layout)
+            message, payload = self._get_reply(found), self._views(found, layout)
         except BaseException:
             self._release(session, found)
             raise
@@ -69,12 +67,14 @@ class NetworkOps:
         return reply.SerializeToString()
 
     def _views(self, found: Acquired, layout: Layout) -> list[memoryview]:
+        """The bytes to send; none for a window or state part that is not here, whose checksums are zero."""
         readable = self._store.dram.readable
         bounds = [layout.bounds(position) for position in range(len(layout.parts))]
         spans = bounds * (len(found.offsets) // len(bounds))
         return [
             readable(offset + start, end - start)
             for offset, (start, end) in zip(found.offsets.tolist(), spans, strict=True)
+            if offset
         ]
 
     def _release(self, session: NodeSession, found: Acquired) -> None:
@@ -204,18 +204,3 @@ class NetworkOps:
     def _forget(session: NodeSession, reservation: int) -> None:
         with session.lock:
             session.pending.pop(reservation, None)
-
-
-def without_holes(found: Acquired, first: int, layout: Layout) -> Acquired:
-    """What can be sent as plain bytes: up to the first block that lacks a (window or state) part asked for."""
-    if found.offsets.all():
-        return found
-    blocks = int(found.offsets.argmin()) // len(layout.parts)
-    return replace(
-        found,
-        blocks=first + blocks,
-        prefix_blocks=first + blocks,
-        offsets=found.offsets[: blocks * len(layout.parts)],
-        checksums=found.checksums[: blocks * layout.block_chunks],
-        miss=MissReason.PART,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -201,6 +202,16 @@ class Transport(ABC):
         """Lifts pins; how many."""
         request = pb.UnpinKeysRequest(namespace=handle, keys=keys)
         return parsed(pb.UnpinKeysReply(), self.call(Op.UNPIN, request.SerializeToString(), deadline)).unpinned
+
+    def prefetch(
+        self, handle: int, keys: bytes, tier: int, parts: Sequence[int], start_by: float | None, deadline: float
+    ) -> pb.PrefetchKeysReply:
+        """Starts bringing blocks to a tier; what has not started ``start_by`` (time.monotonic) is dropped."""
+        request = pb.PrefetchKeysRequest(namespace=handle, keys=keys, parts=parts)
+        request.tier = tier  # type: ignore[assignment]
+        if start_by is not None:
+            request.deadline_ms = max(1, int((start_by - time.monotonic()) * 1000))
+        return parsed(pb.PrefetchKeysReply(), self.call(Op.PREFETCH, request.SerializeToString(), deadline))
 
     def rotate(self, handle: int, deadline: float) -> pb.RotateReply:
         """Voids all that a namespace holds."""

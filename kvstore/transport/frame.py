@@ -59,6 +59,7 @@ class Op(IntEnum):
     PIN = 15
     UNPIN = 16
     ROTATE = 17
+    PREFETCH = 18
 
 
 class Flag(IntFlag):

@@ -370,6 +370,30 @@ class RotateReply(_message.Message):
     generation: int
     def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
+class PrefetchKeysRequest(_message.Message):
+    __slots__ = ("namespace", "keys", "tier", "parts", "deadline_ms")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    namespace: int
+    keys: bytes
+    tier: _types_pb2.TierKind
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    deadline_ms: int
+    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ..., tier: _Optional[_Union[_types_pb2.TierKind, str]] = ..., parts: _Optional[_Iterable[int]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class PrefetchKeysReply(_message.Message):
+    __slots__ = ("started", "present", "absent")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    started: int
+    present: int
+    absent: int
+    def __init__(self, started: _Optional[int] = ..., present: _Optional[int] = ..., absent: _Optional[int] = ...) -> None: ...
+
 class PingRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -241,15 +241,9 @@ def test_parts_that_may_have_holes_are_got_where_they_are(sparse: tuple[Namespac
     assert window == data[5::2]
 
 
-def test_shared_memory_tells_the_holes_and_a_network_read_ends_before_them(
-    sparse: tuple[Namespace, list[bytes]], transport: str
-) -> None:
+def test_a_read_tells_the_holes_and_leaves_their_buffers_alone(sparse: tuple[Namespace, list[bytes]]) -> None:
     namespace, data = sparse
     keys, into, holes = namespace.keys(tokens(4)), empty(namespace, 4), set[tuple[int, int]]()
-    if transport != "shm":
-        assert namespace.get(keys, into, holes=holes) == 0
-        assert namespace.client.last_miss == "part"
-        return
     assert namespace.get(keys, into, holes=holes) == 4
     assert holes == {(0, 1), (1, 1)}
     assert [bytes(buffer) for buffer in into[0::2]] == data[0::2]

@@ -36,6 +36,7 @@ REPLIES: dict[Op, type[Message]] = {
     Op.PIN: pb.PinKeysReply,
     Op.UNPIN: pb.UnpinKeysReply,
     Op.ROTATE: pb.RotateReply,
+    Op.PREFETCH: pb.PrefetchKeysReply,
     Op.PING: pb.PingReply,
     Op.BYE: pb.ByeReply,
 }

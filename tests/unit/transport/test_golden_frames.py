@@ -13,12 +13,15 @@ from kvstore.transport.frame import Flag, Op, parse_header, send_frame
 from kvstore.transport.plan import make_plan
 from kvstore.transport.wire_error import decode_error, encode_error
 from kvstore.v1 import data_pb2 as pb
+from kvstore.v1 import types_pb2 as types
 
 KEYS = bytes(range(32))
 PLAN = make_plan((PartSpec("0", 128 << 10),), (), None)
 PUT = PutCall(3, KEYS, bytes(16), 1, PLAN, 42, b"\x01\x00\x02\x00", 0, 32)
 ATTACH = pb.AttachRequest()
 ATTACH.step = pb.AttachRequest.STEP_READ
+PREFETCH = pb.PrefetchKeysRequest(namespace=3, keys=KEYS, parts=[0, 2], deadline_ms=250)
+PREFETCH.tier = types.TIER_KIND_DRAM
 
 REQUESTS: dict[Op, bytes] = {
     Op.HELLO: pb.HelloRequest(version=1, min_version=1, client="golden", shared_memory=True).SerializeToString(),
@@ -38,6 +41,7 @@ REQUESTS: dict[Op, bytes] = {
     Op.PIN: pb.PinKeysRequest(namespace=3, keys=KEYS, hard=True, ttl_seconds=1.5).SerializeToString(),
     Op.UNPIN: pb.UnpinKeysRequest(namespace=3, keys=KEYS).SerializeToString(),
     Op.ROTATE: pb.RotateRequest(namespace=3).SerializeToString(),
+    Op.PREFETCH: PREFETCH.SerializeToString(),
 }
 ERROR = "08111216616c6c2073657373696f6e73206172652074616b656e1a0a0a056c696d6974120134"
 GOLDEN: dict[Op, str] = {
@@ -86,6 +90,10 @@ GOLDEN: dict[Op, str] = {
         "0c0d0e0f101112131415161718191a1b1c1d1e1f"
     ),
     Op.ROTATE: "4b565331011100000200000004030201000000000000000000000000000000000803",
+    Op.PREFETCH: (
+        "4b565331011200002d000000040302010000000000000000000000000000000008031220000102030405060708090a0b"
+        "0c0d0e0f101112131415161718191a1b1c1d1e1f18012202000228fa01"
+    ),
 }
 
 
