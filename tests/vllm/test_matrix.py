@@ -42,7 +42,7 @@ CASES = [
     Case("smaller blocks", hits=(480, 672, 1280), llm={"block_size": 32}),
     Case("several outputs", sampling={"n": 3, "temperature": 0.7, "seed": 5}),
     Case("fp8 KV", llm={"kv_cache_dtype": "fp8", "dtype": "bfloat16"}),
-    Case("MLA", kind="mla", hits=(496, 688, 1296)),
+    Case("MLA", kind="mla", hits=(496, 688, 1296), llm={"dtype": "bfloat16"}),
     Case("sliding window", kind="window"),
     Case("hybrid of window and full attention", kind="gemma2"),
     Case(
