@@ -1,8 +1,8 @@
 """``kvstore bench replay``: a trace through a real node with two tiers: hits by tier, bytes written.
 
 The node is a process of its own, its NVMe tier on a real disk. One block of the trace (512 tokens) is one small block
-here, so that capacities are those of the trace in blocks, exactly: ballast under lease takes every slot that is too
-many. Puts wait until what they push out of DRAM has been written, so that nothing hangs on how fast the machine is;
+here, so that capacities are those of the trace in blocks, exactly: ballast takes every slot that is too many. Puts
+wait until what they push out of DRAM has been written, so that nothing hangs on how fast the machine is;
 the eviction policy and the write budget live by the trace's clock (``trace_clock``).
 """
 
@@ -26,6 +26,7 @@ from kvstore.cli.bench.node import OwnNode
 from kvstore.cli.bench.report import Report, Row, row
 from kvstore.cli.bench.trace import BLOCK_TOKENS, Request, load_trace
 from kvstore.cli.bench.trace_clock import TraceClock
+from kvstore.client.writer import Writer
 from kvstore.core.errors import ConfigError, InternalError
 
 MIB = 1 << 20
@@ -198,61 +199,53 @@ def contents(keys: Keys, size: Size) -> np.ndarray[tuple[int, ...], np.dtype[np.
 
 
 class Ballast:
-    """Blocks under lease in all slots but ``size.dram`` and ``size.nvme``."""
+    """Takes every slot but ``size.dram`` and ``size.nvme``: with durable blocks under lease, which have a slot in each
+    tier, and with puts that never end, which have one in DRAM alone."""
 
     def __init__(self, target: str, size: Size) -> None:
         self.size = size
         self.client = Client(target, transport="shm", timeout=PATIENCE)
         spec = NamespaceSpec(model="ballast", block_tokens=BLOCK_TOKENS, block_bytes=size.block_bytes)
         self.ns = self.client.namespace(spec)
-        self.holds: list[tuple[int, ExitStack]] = []
+        self._leases = ExitStack()
+        self._puts: list[tuple[Writer, int]] = []  # and how many slots each has
 
     def fill(self) -> None:
         """Fills DRAM to the last slot, then gives ``size.dram`` slots back."""
         most = self.size.dram_bytes // self.size.block_bytes
-        keys = self.ns.keys_from_hashes(number.to_bytes(8, "little") for number in range(most))
-        here = 0
-        while here < most:
-            end = min(most, here + _PIECE)
-            done = self.ns.put(keys[:end], contents(keys[here:end], self.size), first=here)
-            self._hold(keys, here, here + done.stored)
-            here += done.stored
-            if not done.complete:
-                break
-        keep = here - self.size.dram
-        if keep < self.size.nvme_ballast:
-            raise InternalError(f"DRAM has {here} slots, too few for ballast")
-        self._give_back(keys, keep, here)
-        for at in range(0, self.size.nvme_ballast, _PIECE):
-            end = min(at + _PIECE, self.size.nvme_ballast)
-            done = self.ns.put(keys[:end], contents(keys[at:end], self.size), first=at, ack="durable")
-            if done.present != end - at:
-                raise InternalError(f"ballast did not become durable: {done}")
+        keys = self.ns.keys_from_hashes(number.to_bytes(8, "little") for number in range(most + _PIECE))
+        for first in range(0, self.size.nvme_ballast, _PIECE):
+            self._lease(keys, first, min(first + _PIECE, self.size.nvme_ballast))
+        here = self.size.nvme_ballast
+        while (got := self._reserve(keys, here, _PIECE)) == _PIECE:
+            here += got
+        back = 0
+        while back < self.size.dram:
+            if not self._puts:
+                raise InternalError(f"DRAM has {here + got} slots, too few for {self.size.dram} and the ballast")
+            put, slots = self._puts.pop()
+            put.finish(InternalError("given back"), None)
+            back += slots
+        here -= back - got
+        if back > self.size.dram and self._reserve(keys, here, back - self.size.dram) != back - self.size.dram:
+            raise InternalError("slots that were given back are not there")
 
-    def _hold(self, keys: Keys, first: int, end: int) -> None:
-        if first == end:
-            return
-        stack = ExitStack()
-        views = stack.enter_context(self.ns.borrow(keys[:end], first=first))
-        if len(views) != end - first:
-            raise InternalError(f"{len(views)} of {end - first} ballast blocks are held")
-        self.holds.append((first, stack))
+    def _lease(self, keys: Keys, first: int, end: int) -> None:
+        done = self.ns.put(keys[:end], contents(keys[first:end], self.size), first=first, ack="durable")
+        views = self._leases.enter_context(self.ns.borrow(keys[:end], first=first))
+        if done.stored != end - first or len(views) != end - first:
+            raise InternalError(f"ballast: {done}, {len(views)} of {end - first} blocks are held")
         views.clear()
 
-    def _give_back(self, keys: Keys, keep: int, here: int) -> None:
-        while self.holds and self.holds[-1][0] >= keep:
-            self.holds.pop()[1].close()
-        if self.holds:  # the piece across the border is taken anew, without its tail
-            first, old = self.holds.pop()
-            self._hold(keys, first, keep)
-            old.close()
-        evicted = self.ns.evict(keys[:here][keep:])
-        if evicted != here - keep:
-            raise InternalError(f"{evicted} of {here - keep} ballast blocks were evicted")
+    def _reserve(self, keys: Keys, first: int, count: int) -> int:
+        put = self.ns.writer(keys[: first + count], first=first).__enter__()
+        self._puts.append((put, sum(put.wanted)))
+        return self._puts[-1][1]
 
     def close(self) -> None:
-        for _, stack in self.holds:
-            stack.close()
+        for put, _ in reversed(self._puts):
+            put.finish(InternalError("the replay has ended"), None)
+        self._leases.close()
         self.client.close()
 
 
