@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import logging
 import mmap
 import os
@@ -18,31 +17,26 @@ import numpy.typing as npt
 
 from kvstore.core.errors import ConfigError
 from kvstore.tiers.layout import FORMAT, MAGIC, SUPERBLOCK, Layout
+from kvstore.tiers.memopen import (
+    HUGETLBFS_MAGIC,
+    TMPFS_MAGIC,
+    UNFINISHED,
+    file_system_type,
+    in_memory,
+    lock_path,
+    open_locked,
+    purge,
+)
 
-TMPFS_MAGIC = 0x01021994
-HUGETLBFS_MAGIC = 0x958458F6
+__all__ = ["HUGETLBFS_MAGIC", "TMPFS_MAGIC", "MemoryFile", "file_system_type", "lock_path", "purge"]
 MADV_REMOVE = 9
 log = logging.getLogger(__name__)
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # else hugetlbfs wants all pages of the file at once
 MADV_POPULATE_WRITE = 23
 _STEP = 8 << 20  # bytes populated at a time: the kernel holds locks meanwhile
+_GEOMETRY = ("capacity", "page", "segment_bytes", "segments", "max_namespaces", "max_sessions", "max_leased_slots")
 _libc = ctypes.CDLL(None, use_errno=True)  # mmap.madvise keeps the GIL while the kernel clears pages; ctypes does not
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.statfs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
-
-
-def file_system_type(path: Path) -> int:
-    """Magic number of the file system that holds ``path``."""
-    buffer = ctypes.create_string_buffer(512)
-    if _libc.statfs(os.fsencode(path), buffer):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(path))
-    return int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], "little") & 0xFFFFFFFF
-
-
-def lock_path(path: Path) -> Path:
-    """The lock file beside a memory file: byte i proves that session i lives."""
-    return path.with_name(path.name + ".lock")
 
 
 class MemoryFile:
@@ -58,7 +52,7 @@ class MemoryFile:
         _check_file_system(path.parent)
         page = os.statvfs(path.parent).f_bsize if file_system_type(path.parent) == HUGETLBFS_MAGIC else 4096
         self.layout = plan(page)
-        self._fd = _open_locked(path)
+        self._fd = open_locked(path)
         try:
             self.fresh = not self._adopt(node_id)
             if self.fresh:
@@ -78,11 +72,15 @@ class MemoryFile:
     def _adopt(self, node_id: bytes) -> bool:
         """True when the file is this node's, of this format and geometry."""
         raw = os.pread(self._fd, SUPERBLOCK.itemsize, 0)
-        if len(raw) < SUPERBLOCK.itemsize or not raw[: len(MAGIC)].strip(b"\0"):
+        if not raw or raw.startswith(UNFINISHED):
             return False  # new, or its node died before it was ready
+        if not raw.startswith(MAGIC):
+            raise ConfigError(
+                f"{self.path} is no memory file of kvstore, and stays as it is; give another path or remove it"
+            )
+        if len(raw) < SUPERBLOCK.itemsize or int(np.frombuffer(raw, SUPERBLOCK)[0]["crc"]) != _superblock_crc(raw):
+            raise ConfigError(f"{self.path} is damaged; give another path, or remove it with `kvstore purge`")
         block = np.frombuffer(raw, SUPERBLOCK)[0]
-        if block["magic"] != MAGIC or int(block["crc"]) != _superblock_crc(raw):
-            raise ConfigError(f"{self.path} is no memory file of kvstore, or damaged; give another path or remove it")
         if int(block["format"]) != FORMAT:
             raise ConfigError(
                 f"{self.path} has format {block['format']}, this version reads {FORMAT}; run `kvstore purge`, or "
@@ -93,24 +91,27 @@ class MemoryFile:
         return self._same_geometry(block)
 
     def _same_geometry(self, block: Any) -> bool:
-        names = ("capacity", "page", "segment_bytes", "segments", "max_namespaces", "max_sessions", "max_leased_slots")
-        same = all(int(block[name]) == getattr(self.layout, name) for name in names)
-        return same and os.fstat(self._fd).st_size == self.layout.file_bytes
+        differs = [name for name in _GEOMETRY if int(block[name]) != getattr(self.layout, name)]
+        if not differs:
+            return os.fstat(self._fd).st_size == self.layout.file_bytes
+        log.warning(
+            "%s was made with other sizes (%s): all its blocks are dropped; start with the old values to keep them",
+            self.path,
+            ", ".join(f"{name} was {int(block[name])}, now {getattr(self.layout, name)}" for name in differs),
+        )
+        return False
 
     def _replace_if_used(self) -> None:
         """A file of another geometry gives way to a new one; clients that still map the old one keep it."""
         if os.fstat(self._fd).st_size == 0:
             return
-        log.warning(
-            "%s was made with another capacity, segment size or number of sessions: starting with an empty one",
-            self.path,
-        )
         self.path.unlink()
-        old, self._fd = self._fd, _open_locked(self.path)
+        old, self._fd = self._fd, open_locked(self.path)
         os.close(old)
 
     def _create(self, node_id: bytes, product: str) -> None:
         _check_room(self.path, self.layout.capacity, 0)
+        os.pwrite(self._fd, UNFINISHED, 0)  # a node that dies from here on leaves a file that is known as ours
         os.ftruncate(self._fd, self.layout.file_bytes)
         try:  # now, because later a full file system would answer a table's first touch with SIGBUS
             os.posix_fallocate(self._fd, 0, self.layout.tables_bytes)
@@ -132,15 +133,7 @@ class MemoryFile:
         block = np.zeros(1, SUPERBLOCK)
         block["magic"], block["format"], block["product"] = MAGIC, FORMAT, product.encode()[:32]
         block["node_id"] = np.void(node_id)
-        for name in (
-            "capacity",
-            "page",
-            "segment_bytes",
-            "segments",
-            "max_namespaces",
-            "max_sessions",
-            "max_leased_slots",
-        ):
+        for name in _GEOMETRY:
             block[name] = getattr(self.layout, name)
         block["crc"] = _superblock_crc(block.tobytes())
         raw = block.tobytes()
@@ -199,52 +192,13 @@ class MemoryFile:
         os.close(self._fd)
 
 
-def purge(path: Path) -> bool:
-    """Removes a memory file and its lock file; False when there was none. Raises ConfigError while a node uses it."""
-    found = path.exists()
-    if found:
-        fd = _open_locked(path)
-        path.unlink(missing_ok=True)
-        os.close(fd)
-    lock_path(path).unlink(missing_ok=True)
-    return found
-
-
-def _open_locked(path: Path) -> int:
-    """A private descriptor that holds the exclusive lock of whatever file is at ``path`` now."""
-    while True:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(f"cannot open the memory file {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise ConfigError(
-                f"{path} is in use by a living node; stop it, or give this node its own memory file"
-            ) from None
-        if _is_at(fd, path):
-            return fd
-        os.close(fd)  # replaced between open and lock
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    mine = os.fstat(fd)
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
-
-
 def _check_file_system(folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"the folder {folder} of the memory file does not exist")
-    if (found := file_system_type(folder)) not in (TMPFS_MAGIC, HUGETLBFS_MAGIC):
+    if not in_memory(folder):
         raise ConfigError(
-            f"{folder} is on a file system of type {found:#x}, neither tmpfs nor hugetlbfs; the memory file would be "
-            "written to disk. Put it under /dev/shm"
+            f"{folder} is on a file system of type {file_system_type(folder):#x}, neither tmpfs nor hugetlbfs; the "
+            "memory file would be written to disk. Put it under /dev/shm"
         )
 
 

@@ -34,7 +34,7 @@ class LockFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         # A second open file: asking with F_OFD_GETLK also sees locks of our own process, F_GETLK would not.
         self._probe = os.open(path, os.O_RDWR | os.O_CLOEXEC)

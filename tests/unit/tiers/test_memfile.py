@@ -16,6 +16,7 @@ from kvstore.core.namespace import NamespaceSpec, PartSpec
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.layout import FORMAT, MAGIC, SUPERBLOCK, Layout
 from kvstore.tiers.memfile import MemoryFile, _superblock_crc, lock_path, purge
+from kvstore.tiers.memopen import UNFINISHED, orphans
 from kvstore.tiers.store import BlockStore
 from tests.unit.tiers.stores import MIB, audit, keys_of, opened, put, small
 
@@ -138,11 +139,54 @@ def test_another_nodes_file_and_damaged_or_foreign_ones_are_refused(path: Path) 
 
 
 def test_a_file_whose_node_died_before_it_was_ready_is_made_anew(path: Path) -> None:
-    path.write_bytes(bytes(8192))
+    path.write_bytes(UNFINISHED + bytes(8184))
     file = MemoryFile(path, NODE, "test", plan())
     assert file.fresh
     assert bytes(file.map[: len(MAGIC)]) == MAGIC
     file.close()
+
+
+@pytest.mark.parametrize("content", [b"mine", bytes(8192), b"root:x:0:0:" * 1000])
+def test_a_foreign_file_is_neither_overwritten_nor_removed(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="no memory file of kvstore"):
+        MemoryFile(path, NODE, "test", plan())
+    with pytest.raises(ConfigError, match=f"{path} is no memory file of kvstore"):
+        purge(path)
+    assert path.read_bytes() == content
+    other = path.with_suffix(".txt")
+    path.rename(other)
+    with pytest.raises(ConfigError, match="no memory file"):
+        purge(other, force=True)
+    other.rename(path)
+    assert purge(path, force=True)
+
+
+def test_purge_makes_nothing_and_follows_no_link(path: Path, tmp_path: Path) -> None:
+    assert not purge(path)
+    assert not path.exists()
+    (tmp_path / "target").write_bytes(MAGIC)
+    path.symlink_to(tmp_path / "target")
+    for attempt in (lambda: MemoryFile(path, NODE, "test", plan()), lambda: purge(path, force=True)):
+        with pytest.raises(ConfigError, match="symbolic link"):
+            attempt()
+    with pytest.raises(ConfigError, match="cannot open"):
+        purge(tmp_path, force=True)
+    path.unlink()
+    lock_path(path).write_bytes(b"foreign")
+    MemoryFile(path, NODE, "test", plan()).close()
+    assert purge(path)
+    assert lock_path(path).read_bytes() == b"foreign"
+
+
+def test_orphans_are_memory_files_that_no_node_uses(path: Path, tmp_path: Path) -> None:
+    file = MemoryFile(path, NODE, "test", plan())
+    assert path not in [one.path for one in orphans(path.parent, Path("/own"))]
+    file.close()
+    (tmp_path / "kvstore-x.mem").write_bytes(b"foreign")
+    (tmp_path / "kvstore-y.mem").write_bytes(MAGIC)
+    assert [one.path.name for one in orphans(tmp_path, Path("/own"))] == ["kvstore-y.mem"]
+    assert orphans(tmp_path, tmp_path / "kvstore-y.mem") == []
 
 
 def test_another_capacity_starts_empty_and_leaves_the_old_file_to_those_who_map_it(path: Path) -> None:
