@@ -185,7 +185,8 @@ class Node:
 
 
 class Relay:
-    """A TCP relay in front of a node. ``armed``: called once, when ``limit`` more bytes came from the node."""
+    """A TCP relay in front of a node. An action it is armed with is called once, when so many more bytes came from
+    the node; that connection ends there."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -224,8 +225,8 @@ class Relay:
     def _pump(self, source: socket.socket, sink: socket.socket, counted: bool) -> None:
         try:
             while data := source.recv(64 << 10):
-                if counted:
-                    self._count(len(data))
+                if counted and self._fires(len(data)):
+                    break  # what the kernel still holds is lost as well
                 sink.sendall(data)
         except OSError:
             pass
@@ -233,7 +234,7 @@ class Relay:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def _count(self, size: int) -> None:
+    def _fires(self, size: int) -> bool:
         with self._lock:
             self._left -= size
             action = self._armed if self._left <= 0 else None
@@ -241,6 +242,7 @@ class Relay:
                 self._armed, self.fired = None, True
         if action is not None:
             action()
+        return action is not None
 
 
 def _free_port() -> int:

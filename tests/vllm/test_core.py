@@ -120,7 +120,7 @@ def test_over_tcp_a_node_killed_in_the_middle_of_a_load_costs_a_recomputation(
     assert tokens(outputs) == expected
     assert cached(outputs) == HITS
     forget_locally(engine)
-    relay.arm(BLOCK * 7 + BLOCK // 2, node.kill)
+    relay.arm(BLOCK * 10 + BLOCK // 2, node.kill)  # 3 and 5 blocks, then 2 of 10
     outputs = engine.call("generate", prompts=PROMPTS)
     relay.close()
     assert tokens(outputs) == expected
