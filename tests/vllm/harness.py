@@ -178,10 +178,11 @@ class Node:
         os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL; the memory file stays."""
-        self.signal(signal.SIGKILL)
+        """SIGKILL, when it lives; the memory file stays."""
         assert self._process is not None
-        self._process.wait()
+        if self._process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
 
 
 class Relay:

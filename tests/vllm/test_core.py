@@ -121,12 +121,15 @@ def test_over_tcp_a_node_killed_in_the_middle_of_a_load_costs_a_recomputation(
     assert cached(outputs) == HITS
     forget_locally(engine)
     relay.arm(BLOCK * 10 + BLOCK // 2, node.kill)  # 3 and 5 blocks, then 2 of 10
-    outputs = engine.call("generate", prompts=PROMPTS)
-    relay.close()
+    try:
+        outputs = engine.call("generate", prompts=PROMPTS)
+        assert relay.fired
+    finally:
+        relay.close()
+        node.kill()
+        node.start()
     assert tokens(outputs) == expected
-    assert relay.fired
     assert counter(engine.call("metrics"), "kvstore_failed_tokens") > 0
-    node.start()
 
 
 def test_another_namespace_gets_no_hits_and_says_which_field_differs(
