@@ -126,7 +126,8 @@ def test_the_command_line_prefetches(tiered_node: NodeProcess, connect: Callable
     keys = namespace.keys(tokens(CHAIN))
     command = [
         sys.executable, "-m", "kvstore.cli", "prefetch", "--json", "--keys", ",".join(key.hex() for key in keys),
-        "--namespace", namespace.root.hex(), "--target", tiered_node.target("shm"), "--timeout", "60", "--deadline", "30",
+        "--namespace", namespace.root.hex(), "--target", tiered_node.target("shm"), "--timeout", "60",
+        "--deadline", "30",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
