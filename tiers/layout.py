@@ -22,6 +22,7 @@ SESSION_BYTES = 64
 SEGMENT_BYTES = 64
 HEADER_BYTES = 128
 HEADER_SHARE = 16  # headers take at most 1/16 of a segment's bytes
+MIN_NAMESPACES, MAX_NAMESPACES = 128, 1024
 MIN_SEGMENT = 1 << 20
 MAX_SEGMENT = 64 << 20
 MIN_SEGMENTS = 16
@@ -85,7 +86,7 @@ class Layout:
         if segment_bytes < MIN_SEGMENT or segment_bytes & (segment_bytes - 1):
             raise ConfigError(f"segment_bytes must be a power of two from {MIN_SEGMENT} up, not {segment_bytes}")
         leased = max_leased_slots or max(64, min(65_536, capacity // 256 // max(1, max_sessions)))
-        namespaces = max(16, min(1024, capacity // 128 // NAMESPACE_BYTES))
+        namespaces = max(MIN_NAMESPACES, min(MAX_NAMESPACES, capacity // 128 // 4096))
         plan = cls(capacity, page, segment_bytes, 0, namespaces, max_sessions, leased)
         for _ in range(2):  # the size of the segment table depends on the number of segments
             room = capacity - plan.tables_bytes
@@ -128,8 +129,18 @@ class Layout:
 
     @property
     def tables_bytes(self) -> int:
-        """What the tables take when every page of them is backed (headers are counted as they come)."""
-        return self.headers_at
+        """The most that the tables take (headers are counted as they come)."""
+        return self.headers_at - (self.sessions_at - self.namespaces_at) + self.namespaces_backed
+
+    @property
+    def sparse(self) -> bool:
+        """Records of namespaces are backed one by one; huge pages are too large for that."""
+        return self.page <= NAMESPACE_BYTES
+
+    @property
+    def namespaces_backed(self) -> int:
+        """The most memory that the namespace table takes: a page a record, longer records at the cost of others."""
+        return self.max_namespaces * self.page if self.sparse else self.sessions_at - self.namespaces_at
 
     @property
     def header_area(self) -> int:

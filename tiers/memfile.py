@@ -114,11 +114,19 @@ class MemoryFile:
         os.pwrite(self._fd, UNFINISHED, 0)  # a node that dies from here on leaves a file that is known as ours
         os.ftruncate(self._fd, self.layout.file_bytes)
         try:  # now, because later a full file system would answer a table's first touch with SIGBUS
-            os.posix_fallocate(self._fd, 0, self.layout.tables_bytes)
+            for start, end in self._dense():
+                os.posix_fallocate(self._fd, start, end - start)
         except OSError as error:
             raise ConfigError(
                 f"{self.path.parent} has no room for the {self.layout.tables_bytes} bytes of tables: {error.strerror}"
             ) from error
+
+    def _dense(self) -> list[tuple[int, int]]:
+        """Start and end of the tables that are backed from the start."""
+        layout = self.layout
+        if not layout.sparse:
+            return [(0, layout.headers_at)]
+        return [(0, layout.namespaces_at), (layout.sessions_at, layout.headers_at)]
 
     def _map(self) -> None:
         fd = self.open_writer()  # mmap keeps a duplicate, which would hold the lock for as long as the mapping lives

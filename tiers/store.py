@@ -15,6 +15,7 @@ from kvstore.tiers.absent import AbsentNvme
 from kvstore.tiers.acknowledging import Puts
 from kvstore.tiers.background import Background
 from kvstore.tiers.committing import Committer
+from kvstore.tiers.crowding import Crowding
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.evicting import Evictor
 from kvstore.tiers.housekeeping import Housekeeper
@@ -100,6 +101,7 @@ class BlockStore:
             recover(self._state, self._registry, on_nvme)
         self._state.pins.recover()
         self._upkeep = Upkeep(self._state, self._evictor)
+        self._crowding = Crowding(self._state, self._evictor)
         self._movement = self._move()
         self._puts = Puts(self._state, self._writer, self._committer, self._movement, absent=self._absent is not None)
         self._evictor.grow()
@@ -185,9 +187,10 @@ class BlockStore:
     # --- namespaces ----------------------------------------------------------------------------------------
 
     def open_namespace(self, canonical: bytes, strict: bool = False) -> NamespaceView:
-        """Finds or makes a namespace. Raises InvalidArgument, NamespaceMismatch (when strict), NoSpace (table full)."""
-        with self._use().lock:
-            return self._state.namespaces.open(canonical, strict)
+        """Finds or makes a namespace; in a full table one that nobody uses gives way. Raises InvalidArgument,
+        NamespaceMismatch (when strict), NoSpace (table full)."""
+        self._use()
+        return self._crowding.open(canonical, strict)
 
     def namespaces(self) -> list[NamespaceStat]:
         """All namespaces with their sizes."""

@@ -11,7 +11,7 @@ from kvstore.client.counters import Counters
 from kvstore.client.link import Link, TransportName
 from kvstore.client.namespace import Namespace
 from kvstore.client.target import parse_target
-from kvstore.core.errors import InternalError, InvalidArgument, NotServed, Unsupported
+from kvstore.core.errors import InvalidArgument, Unsupported
 from kvstore.core.namespace import NamespaceSpec
 
 if TYPE_CHECKING:
@@ -56,12 +56,7 @@ class Client:
         """Opens a namespace. ``strict``: raise NamespaceMismatch when the same tenant and model are stored with other
         fields. When the node is away, the namespace opens itself as soon as it is back."""
         namespace = Namespace(self, spec, strict)
-        deadline = self.deadline(timeout)
-        try:
-            self.link.run(deadline, lambda transport: namespace.open(transport, deadline))
-        except (NotServed, InternalError):
-            if self.on_failure == "raise":
-                raise
+        namespace.open_now(self.deadline(timeout))
         return namespace
 
     @property

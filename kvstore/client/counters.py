@@ -33,6 +33,8 @@ def reason_of(error: errors.KVStoreError) -> str:
     """The reason under which a failure is counted."""
     if isinstance(error, Skipped):
         return "backoff"
+    if isinstance(error, errors.NoSpace) and error.details.get("table") == "namespaces":
+        return "namespaces_full"
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "unavailable")
 
 

@@ -353,10 +353,20 @@ class Namespace:
             self.client.link.check_open()
             return self._not_served(error, quiet=False)
 
+    def open_now(self, deadline: float) -> None:
+        """Opens the namespace ahead of its first use; when that is not served, later calls try again."""
+        try:
+            self.client.link.run(deadline, lambda transport: self.open(transport, deadline))
+        except (NotServed, InternalError, ProtocolError) as error:
+            self._not_served(error, quiet=False)
+
     def _not_served(self, error: KVStoreError, quiet: bool) -> str:
         if self.client.on_failure == "raise" and not quiet:
             raise error
-        return reason_of(error)
+        reason = reason_of(error)
+        if reason == "namespaces_full":
+            self.client.link.reporter.warn(reason, f"no cache for model {self.spec.model!r}: {error}")
+        return reason
 
     def with_handle(self, transport: Transport, deadline: float, action: Callable[[Transport, int], T]) -> T:
         """Runs an action with the namespace's handle in a session, opening it first where need be."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import kvstore
@@ -19,7 +20,7 @@ from kvstore.node.metrics import Collector, NodeMetrics, render
 from kvstore.node.report import Facts, node_metrics, stat_reply, store_metrics
 from kvstore.node.sessions import Sessions
 from kvstore.node.units import show_size
-from kvstore.tiers import memfile
+from kvstore.tiers import memopen
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import StoreConfig
 from kvstore.transport.frame import Limits
@@ -66,14 +67,30 @@ class Node:
         settings = self._store_config()
         fresh = not settings.memory_file.exists()
         self.store = BlockStore(settings)
+        self._tell_found(settings.memory_file, fresh)
         try:
             self._open_servers()
         except BaseException:
             self._close_servers(0.0)
             self.store.close()
             if fresh:  # a node that could not start leaves no memory taken
-                memfile.purge(settings.memory_file)
+                memopen.purge(settings.memory_file)
             raise
+
+    def _tell_found(self, path: Path, fresh: bool) -> None:
+        """What the last start, and nodes before this one, have left."""
+        stat = self.store.stat()
+        if not fresh:
+            dropped = stat.counters.get("dropped_orphan_parts", 0)
+            _log.info("%s: adopted %d blocks, dropped %d parts of incomplete ones", path, stat.blocks, dropped)
+        former = memopen.orphans(self.config.memory_dir, path)
+        if former:
+            _log.warning(
+                "memory files of former nodes take memory: %s; remove them with "
+                "`kvstore purge --orphans --memory-dir %s`, or start their nodes again",
+                ", ".join(f"{one.path} ({show_size(one.bytes)})" for one in former),
+                self.config.memory_dir,
+            )
 
     def _store_config(self) -> StoreConfig:
         config, node_id = self.config, self._identity.node_id

@@ -14,7 +14,7 @@ import pytest
 from kvstore.core.errors import ConfigError
 from kvstore.core.namespace import NamespaceSpec, PartSpec
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.layout import FORMAT, MAGIC, SUPERBLOCK, Layout
+from kvstore.tiers.layout import FORMAT, MAGIC, NAMESPACE_BYTES, SUPERBLOCK, Layout
 from kvstore.tiers.memfile import MemoryFile, _superblock_crc, lock_path, purge
 from kvstore.tiers.memopen import UNFINISHED, orphans
 from kvstore.tiers.store import BlockStore
@@ -223,7 +223,11 @@ def test_backed_bytes_stay_within_the_capacity_also_with_many_small_slots(path: 
     while dram.prefault():
         pass
     assert len(dram.allocate(4096, 1, 100_000).slots) > 2_500
-    file.map[: file.layout.tables_bytes] = bytes(file.map[: file.layout.tables_bytes])  # every page of the tables
+    at = file.layout
+    for start, size in ((0, at.namespaces_at), (at.sessions_at, at.headers_at - at.sessions_at)):
+        file.map[start : start + size] = bytes(file.map[start : start + size])  # every page of the tables
+    for number in range(at.max_namespaces):
+        file.map[at.namespaces_at + number * NAMESPACE_BYTES] = 0
     assert file.backed_bytes <= 16 * MIB
     assert not dram.growing
     dram.close()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, NoSpace, UnknownNamespace
-from kvstore.core.namespace import NamespaceSpec
+from kvstore.core.namespace import NamespaceSpec, PartSpec
 from kvstore.tiers.memfile import purge
 from kvstore.tiers.store import BlockStore
-from kvstore.tiers.values import ChainSlice, MissReason
+from kvstore.tiers.values import ChainSlice, MissReason, NamespaceView
 from tests.unit.tiers.stores import ONE, TWO, audit, fill, keys_of, opened, put, read, small
 
 
@@ -51,14 +52,64 @@ def test_a_form_that_is_not_canonical_is_refused() -> None:
         store.open_namespace(b"{}")
 
 
-def test_a_full_table_is_a_typed_error() -> None:
-    with opened() as store:
-        for number in range(16):
-            store.open_namespace(NamespaceSpec(f"m{number}", 4, 4096).canonical())
-        with pytest.raises(NoSpace, match=r"namespace table is full \(16\)"):
-            store.open_namespace(ONE.canonical())
+def filled_table(store: BlockStore) -> list[NamespaceView]:
+    """Every namespace with a block."""
+    session, views = store.open_session(False), []
+    for number in range(128):
+        spec = NamespaceSpec(f"m{number}", 4, 4096)
+        views.append(store.open_namespace(spec.canonical()))
+        put(store, session, views[-1], keys_of(spec, (1,)))
+    return views
+
+
+def test_a_full_table_is_a_typed_error_that_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with opened(namespace_idle=3600.0) as store:
+        filled_table(store)
+        for _ in range(3):
+            with pytest.raises(NoSpace, match=r"namespace table is full \(128 of 128\)") as caught:
+                store.open_namespace(ONE.canonical())
+        assert caught.value.details["table"] == "namespaces"
+        assert store.stat().counters["namespaces_refused"] == 3
+        assert caplog.text.count("runs without a cache") == 1
         store.drop_namespace(NamespaceSpec("m3", 4, 4096).root)
         assert store.open_namespace(ONE.canonical()).created
+
+
+def test_an_empty_namespace_makes_room_in_a_full_table_and_its_handle_is_unknown() -> None:
+    with opened() as store:
+        views = filled_table(store)
+        store.evict(views[7].handle, keys_of(views[7].spec, (1,)))
+        assert store.open_namespace(ONE.canonical()).created
+        with pytest.raises(UnknownNamespace):
+            store.match(views[7].handle, keys_of(views[7].spec, (1,)))
+        assert len(store.namespaces()) == 128
+        assert store.stat().counters["namespaces_displaced"] == 1
+
+
+def test_the_least_recently_used_idle_namespace_makes_room_unless_it_is_leased() -> None:
+    with opened(namespace_idle=0.05) as store:
+        views = filled_table(store)
+        session = store.open_session(False)
+        store.acquire(session, views[0].handle, keys_of(views[0].spec, (1,)))
+        time.sleep(0.1)
+        assert store.open_namespace(ONE.canonical()).created
+        assert store.match(views[0].handle, keys_of(views[0].spec, (1,))).blocks == 1
+        assert len(store.namespaces()) == 128
+
+
+def test_long_records_take_room_from_others_and_the_table_stays_within_its_memory() -> None:
+    with opened(namespace_idle=0.0) as store:
+        session = store.open_session(False)
+        for number in range(128 // 4):
+            spec = NamespaceSpec(f"m{number}", 4, 4096, extra={"long": "x" * 12_000})
+            put(store, session, store.open_namespace(spec.canonical()), keys_of(spec, (1,)))
+        with pytest.raises(NoSpace, match="table is full"):
+            store.open_namespace(ONE.canonical())
+
+
+def test_parts_that_no_segment_can_hold_are_refused_when_the_namespace_is_opened() -> None:
+    with opened() as store, pytest.raises(InvalidArgument, match="raise segment_bytes"):
+        store.open_namespace(NamespaceSpec("large", 4, parts=(PartSpec("0", 2 << 20),)).canonical())
 
 
 def test_a_handle_of_a_dropped_namespace_never_means_another() -> None:
