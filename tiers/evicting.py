@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvstore.tiers.placement import Placement
 
 _BATCH = 16  # blocks evicted at a time under the lock
+_FORGET = 1.0  # seconds that a drop waits for NVMe, before it goes on in the background
 _LOOK = 0.05  # seconds between looks at what waits
 
 
@@ -186,8 +187,20 @@ class Evictor:
         """Nobody finds the namespace any more; its record goes with its last block."""
         with self._state.lock:
             self._state.namespaces.start_drop(namespace)
+            if self._state.placement:
+                self._state.placement.retire_namespace(namespace)
         counts = self.drop_all(namespace, "namespace")
         with self._state.lock:
             if not namespace.rows:
                 self._state.finish_drop(namespace)
+        self._await_forgotten(namespace)
         return counts
+
+    def _await_forgotten(self, namespace: Namespace) -> None:
+        """Waits a little for NVMe to forget a dropped namespace, so that its record is free for another."""
+        placement = self._state.placement
+        barrier = placement.retiring.get(namespace.id) if placement else None
+        if placement and barrier:
+            barrier.done.wait(_FORGET)
+            with self._state.lock:
+                placement.settle_drops()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvstore.tiers.evicting import Evictor
 
 log = logging.getLogger(__name__)
+_SETTLE = 0.2  # seconds between looks at drops that are not durable yet
 
 
 class Rotated(NamedTuple):
@@ -55,7 +56,13 @@ class Lifecycle:
             found = self._state.namespaces.by_root(root)
         counts = self._evictor.drop_namespace(found)
         self._sync(found)
+        self._settle_drops()
         return counts
+
+    def _settle_drops(self) -> int:
+        placement = self._state.placement
+        with self._state.lock:
+            return placement.settle_drops() if placement else 0
 
     def _sync(self, namespace: Namespace) -> None:
         """What was freed must not come back after a power loss."""
@@ -84,4 +91,5 @@ class Lifecycle:
                      found.spec.model, ttl, blocks)  # fmt: skip
             with self._state.lock:
                 self._state.counters["namespaces_expired"] += 1
-        return max(0.1, min(60.0, ttl / 4)) if ttl else 60.0
+        rest = max(0.1, min(60.0, ttl / 4)) if ttl else 60.0
+        return min(rest, _SETTLE) if self._settle_drops() else rest

@@ -18,6 +18,7 @@ from kvstore.tiers.loading import Loader, MakeRoom
 from kvstore.tiers.mover import Move, MoveBounds, Mover, Priority, Report
 from kvstore.tiers.moves import Load, block_move
 from kvstore.tiers.nvme.ticket import Outcome, Ticket
+from kvstore.tiers.nvme_reclaiming import NvmeReclaimer
 from kvstore.tiers.placement import DRAM, NVME, Placement
 from kvstore.tiers.promoting import Promoter
 from kvstore.tiers.state import State
@@ -37,7 +38,8 @@ class Movement:
         self._state = state
         self._placement = placement
         self.demoter = Demoter(state, placement, Admission(config.nvme_admission, budget, time.monotonic()))
-        self._storer = Storer(state, placement, self.demoter, self._note)
+        self.reclaimer = NvmeReclaimer(state, placement)
+        self._storer = Storer(state, placement, self.demoter, self._note, self.reclaimer.reclaim)
         self._loader = Loader(state, placement, make_room)
         self._answers: SimpleQueue[tuple[Ticket, list[Load]]] = SimpleQueue()
         self.settle_soon: Callable[[], None] = lambda: None  # wakes the thread that calls ``settle``
@@ -136,6 +138,7 @@ class Movement:
 
     def keep_nvme_watermarks(self) -> bool:
         """Evicts from NVMe when it is full. False: nothing to do."""
+        self.reclaimer.settle()
         config = self._state.config
         short = self._placement.nvme.shortage(config.high_watermark, config.low_watermark)
         if not short:

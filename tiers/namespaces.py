@@ -53,9 +53,8 @@ class Namespaces:
         self._by_id: dict[int, Namespace] = {}
         self._by_root: dict[bytes, Namespace] = {}
         self._by_handle: dict[int, Namespace] = {}
+        self.fading: dict[int, bytes] = {}  # id and root of dropped ones that another tier may not have forgotten yet
         self._next_handle = 1
-        sparse = file.layout.sparse
-        self._pages = [self._backed_pages(number) if sparse else 1 for number in range(self._limit)]  # of each record
         self._load()
 
     def __iter__(self) -> Iterator[Namespace]:
@@ -136,10 +135,17 @@ class Namespaces:
         self._by_root.pop(namespace.root, None)
         self._by_handle.pop(namespace.handle, None)
 
-    def finish_drop(self, namespace: Namespace) -> None:
-        """No slot refers to it any more: its record and id are free."""
-        self._heads["state"][namespace.id] = FREE
+    def finish_drop(self, namespace: Namespace, keep: bool = False) -> None:
+        """No slot refers to it any more: its record and id are free. ``keep``: not before ``forget``."""
         self._by_id.pop(namespace.id, None)
+        self.fading[namespace.id] = namespace.root
+        if not keep:
+            self.forget(namespace.id)
+
+    def forget(self, number: int) -> None:
+        """Frees the record and id of a dropped namespace."""
+        if self.fading.pop(number, None) is not None:
+            self._heads["state"][number] = FREE
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -150,36 +156,14 @@ class Namespaces:
         return min(kin, key=lambda one: len(differing_fields(one.spec, spec)), default=None)
 
     def _create(self, spec: NamespaceSpec, canonical: bytes) -> Namespace:
-        number = next((at for at in range(self._limit) if at not in self._by_id), None)
-        if number is None or not self._back(number, len(canonical)):
+        number = next((at for at in range(self._limit) if at not in self._by_id and at not in self.fading), None)
+        if number is None:
             raise NoSpace(
-                f"the namespace table is full ({len(self._by_id)} of {self._limit}); drop namespaces that are not used "
-                "any more (kvstore namespace list, drop)",
+                f"the namespace table is full ({self._limit}); drop a namespace that is not used any more",
                 limit=self._limit,
-                table="namespaces",
             )
         self._write(number, spec.root, canonical)
         return self._enter(number, spec, canonical)
-
-    def _back(self, number: int, length: int) -> bool:
-        """Memory for a record: the table is sparse, and has a page for each on average. False: there is none."""
-        layout = self._file.layout
-        if not layout.sparse:
-            return True
-        need = max(-(-(_BODY + length) // layout.page), self._pages[number])
-        if (sum(self._pages) - self._pages[number] + need) * layout.page > layout.namespaces_backed:
-            return False
-        try:
-            self._file.populate(layout.namespaces_at + number * NAMESPACE_BYTES, need * layout.page)
-        except OSError:
-            return False
-        self._pages[number] = need
-        return True
-
-    def _backed_pages(self, number: int) -> int:
-        layout = self._file.layout
-        start, pages = layout.namespaces_at + number * NAMESPACE_BYTES, NAMESPACE_BYTES // layout.page
-        return sum(self._file.is_backed(start + at * layout.page, layout.page) for at in range(pages))
 
     def _enter(self, number: int, spec: NamespaceSpec, canonical: bytes) -> Namespace:
         namespace = Namespace(number, self._next_handle, spec, canonical)
@@ -197,10 +181,9 @@ class Namespaces:
         head["state"] = LIVE  # last: the record is complete
 
     def _load(self) -> None:
-        """Sound records become namespaces; torn ones (their node died while making them) are cleared."""
-        for number in np.flatnonzero(self._pages).tolist():
-            if int(self._heads["state"][number]) == FREE:
-                continue
+        """Sound records become namespaces; torn ones (their node died while making them) are cleared. Those that were
+        being dropped stay until every tier has forgotten them."""
+        for number in np.flatnonzero(self._heads["state"] != FREE).tolist():
             head = self._heads[number]
             start = self._file.layout.namespaces_at + number * NAMESPACE_BYTES + _BODY
             canonical = bytes(self._file.map[start : start + min(int(head["length"]), NAMESPACE_BYTES - _BODY)])
@@ -208,5 +191,7 @@ class Namespaces:
             if int(head["state"]) == LIVE and sound:
                 found = self._enter(number, parse_canonical(canonical), canonical)
                 found.used, found.generation = float(head["used"]), int(head["generation"])
+            elif int(head["state"]) == DROPPING and sound:
+                self.fading[number] = bytes(head["root"])
             else:
                 self._heads["state"][number] = FREE

@@ -18,6 +18,7 @@ from kvstore.tiers.segments import SlotClass
 from kvstore.tiers.tier import NO_SLOT, SlotArray, TierKind
 
 if TYPE_CHECKING:
+    from kvstore.tiers.nvme.batch import Barrier
     from kvstore.tiers.nvme.tier import NvmeTier
     from kvstore.tiers.state import State
 
@@ -36,6 +37,7 @@ class Placement:
         self.dram_at, self.nvme_at = residence.parts_at[DRAM], residence.parts_at[NVME]
         self.dram, self.on_nvme = residence.parts[DRAM], residence.parts[NVME]
         self.numbers: dict[int, int] = {}  # id of a namespace -> its number in the NVMe tier
+        self.retiring: dict[int, Barrier] = {}  # id of a dropped namespace that NVMe may not have forgotten for good
         self.moving: Counter[int] = Counter()  # row -> moves that hold it
         self.transit: set[int] = set()  # DRAM slots being filled from NVMe
         self.leaving: Counter[SlotClass] = Counter()  # DRAM slots that moves under way will free
@@ -52,6 +54,23 @@ class Placement:
         if found is None:
             found = self.numbers[namespace.id] = self.nvme.open_namespace(namespace.canonical)
         return found
+
+    def retire_namespace(self, namespace: Namespace) -> None:
+        """It is being dropped: once that is durable, none of its blocks comes back after a restart."""
+        found = self.numbers.get(namespace.id)
+        if found is not None:
+            self.nvme.retire_namespace(found)
+            self.retiring[namespace.id] = self.nvme.barrier()
+
+    def settle_drops(self) -> int:
+        """Frees the records of dropped namespaces that NVMe has forgotten for good; how many are left."""
+        for number, barrier in list(self.retiring.items()):
+            if barrier.done.is_set() and barrier.reason:
+                self.retiring[number] = self.nvme.barrier()  # the removal waits for the disk
+            elif barrier.done.is_set() and self._state.namespaces.by_id(number) is None:
+                self._state.namespaces.forget(number)
+                del self.retiring[number]
+        return len(self.retiring)
 
     def forget_namespace(self, namespace: Namespace) -> None:
         """Its last block has gone."""

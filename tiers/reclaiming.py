@@ -61,6 +61,18 @@ class _Trip:
     sound: bool = True
 
 
+def slot_worth(state: State, rows: IntArray) -> npt.NDArray[np.float64]:
+    """Of one slot of each row: a block's worth is shared by its parts, and pins raise it. Takes no lock."""
+    index = state.index
+    numbers = index.namespace[rows]
+    parts = np.ones(MAX_NAMESPACES)
+    for number in np.unique(numbers).tolist():
+        found = state.namespaces.by_id(number)
+        parts[number] = max(1, len(found.cuts)) if found else 1
+    worth = state.policy.worth(rows) / parts[numbers]
+    return np.where(index.pins[rows] != NO_PIN, worth * SOFT_PIN_WORTH, worth)
+
+
 class Reclaimer:
     """``evictable(row)`` and ``let_go(row)`` are those of eviction, called under the lock. Methods take the lock."""
 
@@ -137,7 +149,7 @@ class Reclaimer:
             if pieces
             else (empty, empty, np.empty(0, np.bool_))
         )
-        worth = self._worth(rows)
+        worth = slot_worth(self._state, rows)
         with state.lock:
             classes = state.dram.classes()
         count = max(classes, default=0) + 1
@@ -168,20 +180,6 @@ class Reclaimer:
             free = index.leases[each] == 0
         segments = np.concatenate([one for _, one in found]) if found else np.empty(0, np.int64)
         return each, segments, free
-
-    def _worth(self, rows: IntArray) -> npt.NDArray[np.float64]:
-        """Of one slot of each row: a block's worth is shared by its parts, and pins raise it. Takes no lock."""
-        index = self._state.index
-        numbers = index.namespace[rows]
-        parts = np.ones(MAX_NAMESPACES)
-        for number in np.unique(numbers).tolist():
-            parts[number] = max(1, self._parts(number))
-        worth = self._state.policy.worth(rows) / parts[numbers]
-        return np.where(index.pins[rows] != NO_PIN, worth * SOFT_PIN_WORTH, worth)
-
-    def _parts(self, number: int) -> int:
-        found = self._state.namespaces.by_id(number)
-        return len(found.cuts) if found else 1
 
     # --- making place --------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.core.errors import ConfigError, KVStoreError
+from kvstore.core.namespace import root_of
 from kvstore.tiers.bulk import insert_many
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.index import READY
@@ -44,7 +45,8 @@ class _Blocks:
 def recover(state: State, registry: Registry, on_nvme: list[Entries]) -> None:
     """Fills an empty state from its memory file and what lies in its NVMe tier; nobody else uses it yet."""
     started = time.monotonic()
-    in_memory, on_disk = list(state.dram.recover()), _nvme_entries(state, on_nvme)
+    gone = _dropped_on_nvme(state)
+    in_memory, on_disk = list(state.dram.recover()), _nvme_entries(state, on_nvme, gone)
     entries = _joined(in_memory + on_disk)
     sizes = [sum(map(len, in_memory)), sum(map(len, on_disk))]
     tiers = np.repeat(np.array([TierKind.DRAM, TierKind.NVME], np.uint8), sizes)
@@ -65,16 +67,41 @@ def recover(state: State, registry: Registry, on_nvme: list[Entries]) -> None:
     dropped.append((entries.slots[~keep], tiers[~keep]))
     state.counters["dropped_orphan_parts"] += _free(state, dropped)  # what a living session may touch is taken again
     _adopt_sessions(state, registry, entries, keep & (tiers == TierKind.DRAM), rows, orphans)
+    _finish_drops(state, gone)
     state.counters["adopted_parts"] += int(keep.sum())
     state.recovery_seconds = time.monotonic() - started
 
 
-def _nvme_entries(state: State, batches: list[Entries]) -> list[Entries]:
+def _dropped_on_nvme(state: State) -> list[int]:
+    """NVMe's numbers of namespaces that were being dropped when the node died."""
+    if state.placement is None:
+        return []
+    roots = set(state.namespaces.fading.values())
+    known = state.placement.nvme.namespaces() if roots else {}
+    return [number for number, canonical in known.items() if root_of(canonical) in roots]
+
+
+def _finish_drops(state: State, gone: list[int]) -> None:
+    """Their slots are free. The records stay until NVMe has forgotten them for good (or, when it could not be opened
+    this time, until it can)."""
+    fading = list(state.namespaces.fading)
+    if state.placement:
+        for number in gone:
+            state.placement.nvme.drop_namespace(number)
+        state.placement.retiring.update({number: state.placement.nvme.barrier() for number in fading})
+    elif state.config.nvme_dir is None:
+        for number in fading:
+            state.namespaces.forget(number)
+
+
+def _nvme_entries(state: State, batches: list[Entries], gone: list[int]) -> list[Entries]:
     """What the NVMe tier has, its namespaces renumbered as they are here; those that have no room here are left out."""
     if state.placement is None:
         return []
     ours = np.full(1 << 16, _UNKNOWN, np.uint16)
     for number, canonical in state.placement.nvme.namespaces().items():
+        if number in gone:
+            continue
         with contextlib.suppress(KVStoreError):
             root = state.namespaces.open(canonical, strict=False).root
             found = state.namespaces.by_root(root)

@@ -164,6 +164,14 @@ class SegmentSpace:
         if found.top:
             self._open[found.kind].append(segment)
 
+    def closed(self, segment: int) -> bool:
+        """The segment is closed: it was not taken yet."""
+        return segment in self._closed
+
+    def unused(self) -> int | None:
+        """A segment without a used slot, one that serves no class first; None when there is none."""
+        return next(iter([*self.pool, *self._empty]), None)
+
     def used_slots(self, segment: int) -> SlotArray:
         """Addresses of the slots given out in a segment."""
         found = self._dedicated.get(segment)
@@ -218,6 +226,11 @@ class SegmentSpace:
     def used_granules(self) -> int:
         """Granules of slots given out."""
         return sum(kind.granules * used for kind, (_, used) in self._usage.items())
+
+    @property
+    def slot_granules(self) -> int:
+        """Granules of all slots that there are."""
+        return sum(kind.granules * slots for kind, (slots, _) in self._usage.items())
 
     def _give(self, segment: int, indexes: I64Array) -> None:
         found = self._dedicated[segment]

@@ -173,9 +173,11 @@ class State:
 
     def finish_drop(self, namespace: Namespace) -> None:
         """The last block of a dropped namespace has gone."""
-        self.namespaces.finish_drop(namespace)
+        on_nvme = self.placement is not None and namespace.id in self.placement.retiring
+        self.namespaces.finish_drop(namespace, keep=on_nvme)
         if self.placement:
             self.placement.forget_namespace(namespace)
+            self.placement.settle_drops()
 
     def verified(self, part_row: int) -> None:
         """The part needs no check before use any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from kvstore.tiers.mover import DONE, FAILED, Move, Report
 from kvstore.tiers.moves import GONE, NO_ROOM, Load, Trip, entries_of, sound
 from kvstore.tiers.nvme.ticket import Outcome, Ticket
 from kvstore.tiers.placement import DRAM, Placement
+from kvstore.tiers.segments import SlotClass
 from kvstore.tiers.state import State
 
 _PATIENCE = 3.0  # seconds that a batch waits for NVMe slots which are on their way
@@ -22,17 +24,20 @@ _STEP = 0.02
 _AT_ONCE = 64  # NVMe victims at a time under the lock
 
 Settle = Callable[[Ticket, list[Load]], None]
+Reclaim = Callable[[SlotClass], bool]
 
 
 class Storer:
     """``execute`` runs on threads of the mover. ``settled(ticket, loads)`` is called when all writes of a batch are
-    durable or failed, on a thread of the tier: it must be quick and take no lock of the store."""
+    durable or failed, on a thread of the tier: it must be quick and take no lock of the store. ``reclaim(class)``,
+    called without the lock: slots of a class are there, or a segment of another one was emptied for it."""
 
-    def __init__(self, state: State, placement: Placement, demoter: Demoter, settled: Settle) -> None:
+    def __init__(self, state: State, placement: Placement, demoter: Demoter, settled: Settle, reclaim: Reclaim) -> None:
         self._state = state
         self._placement = placement
         self._demoter = demoter
         self._settled = settled
+        self._reclaim = reclaim
 
     def execute(self, moves: Sequence[Move], report: Report) -> None:
         """Carries moves out and reports each."""
@@ -111,8 +116,8 @@ class Storer:
                 served = self._allocate(waiting)
                 ready += served
                 waiting = [load for load in waiting if load not in served]
-                if waiting and not self._placement.nvme.growing:
-                    self._demoter.make_nvme_room(min(_AT_ONCE, len(waiting)))
+            if waiting and not self._placement.nvme.growing:
+                self._make_room(waiting)
             if waiting and (time.monotonic() > deadline or not self._placement.nvme.accepting):
                 break
             if waiting:
@@ -120,6 +125,23 @@ class Storer:
         for load in waiting:
             self._fail(load, report, NO_ROOM)
         return ready
+
+    def _make_room(self, loads: list[Load]) -> None:
+        """Empties a segment of another slot size for them, or else evicts."""
+        kinds = {kind for load in loads for kind in self._kinds(load)}
+        coming = [self._reclaim(kind) for kind in kinds]
+        if coming and all(coming):
+            return
+        missing = sum(len(load.places) for load in loads) - self._placement.nvme.slots.limbo
+        if missing > 0:  # what was evicted before comes with the next commit
+            with self._state.lock:
+                self._demoter.make_nvme_room(min(_AT_ONCE, missing))
+
+    def _kinds(self, load: Load) -> list[SlotClass]:
+        cuts, slots = load.namespace.cuts, self._placement.nvme.slots
+        with contextlib.suppress(InvalidArgument):  # such a part never fits a segment there
+            return [slots.kind(cuts[part].length, cuts[part].count) for part in load.places]
+        return []
 
     def _allocate(self, loads: list[Load]) -> list[Load]:
         """Those that got slots for all of their parts."""

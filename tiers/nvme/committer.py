@@ -102,6 +102,11 @@ class Committer:
             self._queue.forgotten.update(slots.tolist())
             self._added()
 
+    def disown(self, slots: SlotArray) -> None:
+        """Removes entries of slots that are free; those written anew meanwhile stay."""
+        with self._changed:
+            self._queue.forgotten.update(slots.tolist())
+
     def stamp(self, slots: SlotArray, stamp: int) -> None:
         """Notes the last use of slots in their entries; of no hurry, and lost in a crash."""
         with self._changed:

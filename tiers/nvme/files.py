@@ -36,6 +36,7 @@ class SegmentFiles:
         self._fds: dict[int, int] = {}
         self.known: set[int] = set()  # segments of this tier, open or not
         self._in_use = 0
+        self._stale: list[int] = []  # files of removed segments, closed once no I/O is under way
         self._attached = True
         self._changed = threading.Condition()
 
@@ -67,9 +68,11 @@ class SegmentFiles:
     def remove(self, number: int) -> None:
         """Gives a segment's disk space back."""
         self.known.discard(number)
-        fd = self._fds.pop(number, None)
-        if fd is not None:
-            os.close(fd)
+        with self._changed:
+            fd = self._fds.pop(number, None)
+            if fd is not None:
+                self._stale.append(fd)
+            self._close_stale()
         self.path(number).unlink(missing_ok=True)
 
     def path(self, number: int) -> Path:
@@ -104,7 +107,9 @@ class SegmentFiles:
         number, within = divmod(slot, self._granules)
         want = sum(map(len, buffers))
         with self.using():
-            moved = call(self._fds[number], buffers, within * GRANULE + offset)
+            if (fd := self._fds.get(number)) is None:  # removed: nothing was stored there any more
+                raise Detached
+            moved = call(fd, buffers, within * GRANULE + offset)
         if moved != want:
             raise OSError(errno.EIO, f"{moved} of {want} bytes moved", os.fspath(self.path(number)))
 
@@ -138,6 +143,12 @@ class SegmentFiles:
             self._in_use -= 1
             if not self._in_use:
                 self._changed.notify_all()
+            self._close_stale()
+
+    def _close_stale(self) -> None:
+        """Closes the files of removed segments when nobody can be reading them."""
+        while self._stale and not self._in_use:
+            os.close(self._stale.pop())
 
     def detach(self, timeout: float = 10.0) -> bool:
         """Closes all files, so that the file system can be unmounted. False while an I/O still hangs."""

@@ -107,18 +107,24 @@ class Keeper:
             if wanted <= self._reserved:
                 return
             try:
-                self._reserve(wanted)
+                self._reserve(wanted, withdraw=wanted == self._asked)
             except IndexFailed as error:
                 refused = error
         if refused is not None and self._asked > self._reserved:
             raise refused
 
-    def _reserve(self, slots: int) -> None:
+    def _reserve(self, slots: int, withdraw: bool) -> None:
+        """``withdraw``: smaller slots need a larger index, and get it for a segment that nobody uses."""
         index, size = self._committer.index, INDEX_BASE + INDEX_PER_SLOT * slots
-        fits = size + len(self._files) * self._files.segment_bytes <= self._capacity
-        if index is not None and fits:
-            self._committer.status = index.reserve(size)
-            self._reserved = slots
+        if index is None:
+            return
+        while size + len(self._files) * self._files.segment_bytes > self._capacity:
+            number = self._slots.withdraw() if withdraw else None
+            if number is None:
+                return
+            self._files.remove(number)
+        self._committer.status = index.reserve(size)
+        self._reserved = slots
 
     def _next_segment(self) -> int | None:
         index = max(self._committer.status.file_bytes, INDEX_BASE + INDEX_PER_SLOT * self._reserved)

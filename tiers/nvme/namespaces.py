@@ -52,9 +52,23 @@ class NamespaceTable:
                 raise InvalidArgument(f"the NVMe tier has {MAX_NAMESPACES} namespaces; drop unused ones")
             return self._add(free, canonical), True
 
-    def drop(self, number: int) -> None:
+    def retire(self, number: int) -> None:
+        """Nobody opens it any more; its number is not given out before ``drop``."""
         with self._lock:
-            self._by_root.pop(self._by_number.pop(number).root)
+            known = self._by_number[number]
+            if self._by_root.get(known.root) is known:
+                del self._by_root[known.root]
+
+    def retired(self, number: int) -> bool:
+        """Nobody opens it any more."""
+        known = self._by_number[number]
+        return self._by_root.get(known.root) is not known
+
+    def drop(self, number: int) -> None:
+        """Its last slot was freed: the number may be given out again, after the removals in the queue."""
+        self.retire(number)
+        with self._lock:
+            del self._by_number[number]
 
     def get(self, number: int) -> Known | None:
         return self._by_number.get(number)

@@ -82,10 +82,54 @@ class SlotTable:
         self._states[segment] = np.zeros(count, np.uint8)
         self._generations[segment] = np.zeros(count, np.uint32)
 
+    def dedicated(self) -> dict[int, tuple[SlotClass, int, int]]:
+        """Class, slots and slots that belong to somebody, of each segment that serves a class."""
+        with self._lock:
+            return {at: (kind, slots, self._held(at)) for at, (kind, slots, _) in self._space.dedicated().items()}
+
+    def held(self, segment: int) -> int:
+        """Slots of a segment that belong to somebody or were set aside: not free, nor about to be."""
+        with self._lock:
+            return self._held(segment)
+
+    def _held(self, segment: int) -> int:
+        states = self._states.get(segment)
+        return 0 if states is None else int(np.count_nonzero((states != State.FREE) & (states != State.LIMBO)))
+
+    def close(self, segment: int, promised: SlotClass) -> None:
+        """Gives out no more slots of a segment; once it is empty, only ``promised`` gets it, until it is reopened."""
+        with self._lock:
+            self._space.close(segment, promised)
+
+    def reopen(self, segment: int) -> None:
+        """A closed segment that no other class has taken serves its own one again."""
+        with self._lock:
+            self._space.reopen(segment)
+
+    def closed(self, segment: int) -> bool:
+        """The segment is closed: it was not taken yet."""
+        with self._lock:
+            return self._space.closed(segment)
+
+    def room(self, kind: SlotClass) -> int:
+        """Slots of a class that can be had now."""
+        with self._lock:
+            return self._space.room(kind)
+
+    def withdraw(self) -> int | None:
+        """Takes a segment out that nobody uses, to give its disk space back; None when there is none."""
+        with self._lock:
+            found = self._space.unused()
+            if found is not None:
+                self._space.drop(found)
+                self._states.pop(found, None)
+                self._generations.pop(found, None)
+            return found
+
     # --- slots ---------------------------------------------------------------------------------------------
 
-    def allocate(self, slot_bytes: int, chunks: int, count: int) -> Slots:
-        """Up to ``count`` slots with room for ``slot_bytes`` and a trailer of ``chunks`` checksums."""
+    def kind(self, slot_bytes: int, chunks: int) -> SlotClass:
+        """Class of such slots. Raises InvalidArgument when a segment is too small for one."""
         kind = SlotClass(stride_bytes(slot_bytes, chunks) // GRANULE, 0)  # trailers lie in the slots
         if kind.granules * GRANULE > self._segment_bytes:
             raise InvalidArgument(
@@ -94,6 +138,11 @@ class SlotTable:
                 slot_bytes=slot_bytes,
                 segment_bytes=self._segment_bytes,
             )
+        return kind
+
+    def allocate(self, slot_bytes: int, chunks: int, count: int) -> Slots:
+        """Up to ``count`` slots with room for ``slot_bytes`` and a trailer of ``chunks`` checksums."""
+        kind = self.kind(slot_bytes, chunks)
         with self._lock:
             count = min(count, self.generation_limit - self.generation)
             if count <= 0:
@@ -181,6 +230,8 @@ class SlotTable:
         """The stored slots, a segment at a time, as they are when each is reached."""
         for segment in sorted(self._states):
             with self._lock:
+                if segment not in self._states:  # withdrawn
+                    continue
                 indexes = np.flatnonzero(self._states[segment] == State.STORED)
                 found = Slots(self._space.addresses(segment, indexes), self._generations[segment][indexes])
             yield found
@@ -210,6 +261,14 @@ class SlotTable:
         """Slots that belong to somebody: not free, nor on their way to be, nor set aside."""
         with self._lock:
             return self._space.usage().used - self._limbo - self._bad
+
+    @property
+    def share_in_use(self) -> float:
+        """The share of all slots that belongs to somebody, by bytes: an empty segment counts whatever it served."""
+        with self._lock:
+            used, space = self._space.usage().used, self._space.slot_granules
+            mine = (used - self._limbo - self._bad) / used if used else 0.0
+            return mine * self._space.used_granules / space if space else 0.0
 
     def usage(self) -> Usage:
         """Slots that exist and slots not free."""

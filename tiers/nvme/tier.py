@@ -8,14 +8,16 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from kvstore.core.errors import ChecksumMismatch, ConfigError, InvalidArgument
+from kvstore.tiers.nvme.batch import Barrier
 from kvstore.tiers.nvme.blockio import load_trailer, read_range, write_range
 from kvstore.tiers.nvme.committer import GENERATION_KEY, Committer
 from kvstore.tiers.nvme.directory import NvmeConfig, NvmeDirectory
+from kvstore.tiers.nvme.figures import NvmeStat
 from kvstore.tiers.nvme.files import SegmentFiles
 from kvstore.tiers.nvme.format import ENTRY, EntryArray, digest
 from kvstore.tiers.nvme.health import Cause, Health, HealthKeeper
@@ -41,26 +43,6 @@ from kvstore.tiers.tier import (
 )
 
 log = logging.getLogger(__name__)
-
-
-class NvmeStat(NamedTuple):
-    """Figures beyond TierStat. ``backlog``: index changes not durable yet; ``bad_slots``: set aside by the disk."""
-
-    reads: int
-    read_bytes: int
-    writes: int
-    written_bytes: int
-    scrubbed: int
-    scrubbed_bytes: int
-    failures: dict[str, int]
-    backlog: int
-    limbo: int
-    bad_slots: int
-    index_entries: int
-    index_bytes: int
-    index_restarts: int
-    commits: int
-    direct: bool
 
 
 class NvmeTier(Tier):
@@ -157,6 +139,8 @@ class NvmeTier(Tier):
             index.commit(b"", dropped.astype(">u4").tobytes())
             for number in set(self._files.existing()) - self._files.known:
                 self._files.remove(number)
+        else:
+            self._committer.disown(np.concatenate(recovery.dropped or [np.empty(0, np.uint32)]))
         for number in sorted(self._files.known - recovery.seen, reverse=True):
             self._slots.add(number)
         if self._health.writable:
@@ -174,10 +158,16 @@ class NvmeTier(Tier):
             self._committer.meta(Meta(NAMESPACES, known.number.to_bytes(2, "big"), canonical))
         return known.number
 
-    def drop_namespace(self, number: int) -> None:
-        """Forgets a namespace. Free its slots first."""
-        self.namespace_table.drop(number)
+    def retire_namespace(self, number: int) -> None:
+        """A namespace is gone: once that is durable, a restart ignores its entries, freed or not."""
+        self.namespace_table.retire(number)
         self._committer.meta(Meta(NAMESPACES, number.to_bytes(2, "big"), b""))
+
+    def drop_namespace(self, number: int) -> None:
+        """Its number may be given out again. Free its slots first."""
+        if not self.namespace_table.retired(number):
+            self.retire_namespace(number)
+        self.namespace_table.drop(number)
 
     def namespaces(self) -> dict[int, bytes]:
         """Number and canonical form of the namespaces that this tier holds."""
@@ -206,10 +196,10 @@ class NvmeTier(Tier):
 
     def shortage(self, high: float, low: float) -> int:
         """Slots to free to reach ``low`` when more than ``high`` of them are used and no segment can be added; or 0."""
-        usage, used = self._slots.usage(), self._slots.in_use
-        if not self.accepting or self.growing or used <= high * usage.slots:
+        share = self._slots.share_in_use
+        if not self.accepting or self.growing or share <= high:
             return 0
-        return max(1, used - int(low * usage.slots))
+        return max(1, int(self._slots.in_use * (share - low) / share))
 
     def allocate(self, slot_bytes: int, chunks: int, count: int) -> Slots:
         slots = self._slots.allocate(slot_bytes, chunks, count if self.accepting else 0)
@@ -217,6 +207,15 @@ class NvmeTier(Tier):
             self._keeper.kick()
             self._committer.kick()
         return slots
+
+    @property
+    def slots(self) -> SlotTable:
+        """Which segment serves which slot size, for who reclaims them."""
+        return self._slots
+
+    def barrier(self) -> Barrier:
+        """Commits soon; set once everything asked for so far is durable, or failed (``reason``)."""
+        return self._committer.barrier()
 
     def free(self, slots: SlotArray) -> None:
         self._committer.remove(slots)

@@ -14,8 +14,8 @@ from kvstore.tiers import absent, opening
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import AckLevel, PutOutcome, StoreConfig
+from tests.unit.tiers.filled import CHAIN, Filled, chain
 from tests.unit.tiers.stores import STORED
-from tests.unit.tiers.test_two_tiers import CHAIN, Filled, chain
 from tests.unit.tiers.two_tiers import discard, still, two_tiers
 
 
