@@ -55,6 +55,8 @@ class Namespaces:
         self._by_handle: dict[int, Namespace] = {}
         self.fading: dict[int, bytes] = {}  # id and root of dropped ones that another tier may not have forgotten yet
         self._next_handle = 1
+        sparse = file.layout.sparse
+        self._pages = [self._backed_pages(number) if sparse else 1 for number in range(self._limit)]  # of each record
         self._load()
 
     def __iter__(self) -> Iterator[Namespace]:
@@ -157,13 +159,35 @@ class Namespaces:
 
     def _create(self, spec: NamespaceSpec, canonical: bytes) -> Namespace:
         number = next((at for at in range(self._limit) if at not in self._by_id and at not in self.fading), None)
-        if number is None:
+        if number is None or not self._back(number, len(canonical)):
             raise NoSpace(
-                f"the namespace table is full ({self._limit}); drop a namespace that is not used any more",
+                f"the namespace table is full ({len(self._by_id)} of {self._limit}); drop namespaces that are not used "
+                "any more (kvstore namespace list, drop)",
                 limit=self._limit,
+                table="namespaces",
             )
         self._write(number, spec.root, canonical)
         return self._enter(number, spec, canonical)
+
+    def _back(self, number: int, length: int) -> bool:
+        """Memory for a record: the table is sparse, and has a page for each on average. False: there is none."""
+        layout = self._file.layout
+        if not layout.sparse:
+            return True
+        need = max(-(-(_BODY + length) // layout.page), self._pages[number])
+        if (sum(self._pages) - self._pages[number] + need) * layout.page > layout.namespaces_backed:
+            return False
+        try:
+            self._file.populate(layout.namespaces_at + number * NAMESPACE_BYTES, need * layout.page)
+        except OSError:
+            return False
+        self._pages[number] = need
+        return True
+
+    def _backed_pages(self, number: int) -> int:
+        layout = self._file.layout
+        start, pages = layout.namespaces_at + number * NAMESPACE_BYTES, NAMESPACE_BYTES // layout.page
+        return sum(self._file.is_backed(start + at * layout.page, layout.page) for at in range(pages))
 
     def _enter(self, number: int, spec: NamespaceSpec, canonical: bytes) -> Namespace:
         namespace = Namespace(number, self._next_handle, spec, canonical)
@@ -183,7 +207,9 @@ class Namespaces:
     def _load(self) -> None:
         """Sound records become namespaces; torn ones (their node died while making them) are cleared. Those that were
         being dropped stay until every tier has forgotten them."""
-        for number in np.flatnonzero(self._heads["state"] != FREE).tolist():
+        for number in np.flatnonzero(self._pages).tolist():
+            if int(self._heads["state"][number]) == FREE:
+                continue
             head = self._heads[number]
             start = self._file.layout.namespaces_at + number * NAMESPACE_BYTES + _BODY
             canonical = bytes(self._file.map[start : start + min(int(head["length"]), NAMESPACE_BYTES - _BODY)])
