@@ -27,6 +27,8 @@ MIN_SEGMENT = 1 << 20
 MAX_SEGMENT = 64 << 20
 MIN_SEGMENTS = 16
 
+_UNITS = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"))
+
 FREE, LIVE, DROPPING = 0, 1, 2  # states of table records
 COMMITTED = 1  # state of a slot header
 
@@ -59,6 +61,12 @@ HEADER = np.dtype(
 assert (SUPERBLOCK.itemsize <= 4096, SESSION.itemsize, SEGMENT.itemsize, HEADER.itemsize) == (True, 64, 64, 128)
 
 
+def _shown(size: int) -> str:
+    """Bytes for people: whole units when they divide it, else one digit."""
+    unit, name = next(((1 << shift, name) for shift, name in _UNITS if size >= 1 << shift), (1, " bytes"))
+    return f"{size // unit}{name}" if size % unit == 0 else f"{size / unit:.1f} {name}"
+
+
 def default_segment_bytes(capacity: int) -> int:
     """64 MiB, less when that would give fewer than 16 segments; a power of two from 1 MiB up."""
     wanted = max(MIN_SEGMENT, min(MAX_SEGMENT, capacity // MIN_SEGMENTS))
@@ -84,7 +92,9 @@ class Layout:
         """A layout whose backed bytes can stay within ``capacity``. 0: choose. Raises ConfigError."""
         segment_bytes = max(segment_bytes or default_segment_bytes(capacity), page)
         if segment_bytes < MIN_SEGMENT or segment_bytes & (segment_bytes - 1):
-            raise ConfigError(f"segment_bytes must be a power of two from {MIN_SEGMENT} up, not {segment_bytes}")
+            raise ConfigError(
+                f"segment_bytes must be a power of two from {MIN_SEGMENT >> 20}MiB up, not {_shown(segment_bytes)}"
+            )
         leased = max_leased_slots or max(64, min(65_536, capacity // 256 // max(1, max_sessions)))
         namespaces = max(MIN_NAMESPACES, min(MAX_NAMESPACES, capacity // 128 // 4096))
         plan = cls(capacity, page, segment_bytes, 0, namespaces, max_sessions, leased)
@@ -93,13 +103,13 @@ class Layout:
             plan = cls(capacity, page, segment_bytes, max(1, room // segment_bytes), namespaces, max_sessions, leased)
         if plan.tables_bytes + segment_bytes + plan.header_area > capacity:
             raise ConfigError(
-                f"a capacity of {capacity} bytes is too small: the tables for {max_sessions} sessions take "
-                f"{plan.tables_bytes} bytes, one segment with headers {segment_bytes + plan.header_area}; raise the "
-                "capacity, or lower max_sessions or segment_bytes"
+                f"a capacity of {_shown(capacity)} is too small: the tables for {max_sessions} sessions take "
+                f"{_shown(plan.tables_bytes)}, one segment with headers {_shown(segment_bytes + plan.header_area)}; "
+                "raise the capacity, or lower max_sessions or segment_bytes"
             )
         if plan.file_bytes > GRANULE << 32:
             raise ConfigError(
-                f"a memory file of {plan.file_bytes} bytes is over the limit of 16 TiB; lower the capacity"
+                f"a memory file of {_shown(plan.file_bytes)} is over the limit of 16 TiB; lower the capacity"
             )
         return plan
 

@@ -89,6 +89,18 @@ def is_ours(fd: int) -> bool:
     return os.pread(fd, len(MAGIC), 0) in (MAGIC, UNFINISHED)
 
 
+def check_ours(path: Path) -> None:
+    """Raises ConfigError when a node could not take a memory file at ``path``, because another file is there."""
+    if not os.path.lexists(path):
+        return
+    fd = _opened(path, 0)
+    try:
+        if os.fstat(fd).st_size and not is_ours(fd):
+            raise ConfigError(f"{path} is no memory file of kvstore, and stays as it is; give another path")
+    finally:
+        os.close(fd)
+
+
 def purge(path: Path, force: bool = False) -> bool:
     """Removes a memory file and its lock file; False when there was none.
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+NAMES = (
+    "node", "demo", "stat", "match", "evict", "prefetch", "pin", "unpin", "namespace", "size", "purge", "fsck", "bench",
+)  # fmt: skip
 # extras by command; others: cli
 _NEEDS = {"node": ("node",), "demo": ("decoder", "node"), "bench": ("node",), "fsck": ("node",)}
 
@@ -16,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ModuleNotFoundError as error:
+        if given and not given[0].startswith("-") and given[0] not in NAMES:
+            print(f"error: No such command {given[0]!r}.\nhint: there are {', '.join(NAMES)}", file=sys.stderr)
+            return 2
         return missing(error.name or "a library", given[0] if given else "")
     from kvstore.cli.app import run
 

@@ -30,6 +30,8 @@ def control(target: str, timeout: float) -> Iterator[ControlStub]:
 
     from kvstore.v1.control_pb2_grpc import ControlStub
 
+    if not 0 < timeout <= 86_400:
+        raise InvalidArgument(f"--timeout must be a number of seconds above 0, not {timeout}", field="timeout")
     address = control_address(target, timeout)
     with grpc.insecure_channel(address) as channel:
         try:
@@ -42,6 +44,8 @@ def control_address(target: str, timeout: float) -> str:
     """host:port of the node's gRPC. Raises Unavailable, or InvalidArgument for a bad target."""
     scheme, _, rest = target.partition("://")
     if scheme == "grpc":
+        if not rest:
+            raise InvalidArgument(f"target {target!r} names no host; write grpc://HOST:PORT", field="target")
         return rest
     deadline = time.monotonic() + timeout
     failures: list[KVStoreError] = []
@@ -64,7 +68,10 @@ def _ask(address: Address, deadline: float) -> str:
     finally:
         wire.close()
     if not reply.control_address:
-        raise Unavailable(f"the node at {address} has its control plane switched off; set its control_address")
+        raise Unavailable(
+            f"the node at {address} runs, but with control_address = off, and this command needs its control plane",
+            key="control_address",
+        )
     return reply.control_address
 
 

@@ -21,7 +21,8 @@ from typing import IO, Any
 from kvstore.core.errors import Unavailable
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-START_SECONDS = 120.0  # for a node to listen, on a very busy machine
+START_SECONDS = 180.0  # for a node to listen, on a very busy machine
+PATIENCE = 15.0  # between words about a node that does not listen yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,11 @@ class Workspace:
 
     def ended(self, name: str) -> Unavailable:
         """The error for a process that ended early: the last lines that it logged."""
-        tail = "\n".join(self.log(name).read_text().splitlines()[-12:])
-        return Unavailable(f"the process {name!r} of the demo ended early:\n{tail}", key="demo")
+        return Unavailable(f"the process {name!r} of the demo ended early:\n{self.tail(name)}", key="demo")
+
+    def tail(self, name: str) -> str:
+        """The last lines that a process logged."""
+        return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-12:])
 
 
 def kill(child: subprocess.Popen[str]) -> None:
@@ -111,12 +115,20 @@ class Node:
         self._wait(path, workspace)
 
     def _wait(self, path: Path, workspace: Workspace) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        began = told = time.monotonic()
         while not _listens(path):
             if self._child.poll() is not None:
                 raise workspace.ended("node")
-            if time.monotonic() > deadline:
-                raise Unavailable(f"the demo's node does not listen after {START_SECONDS:.0f} s", key="demo")
+            now = time.monotonic()
+            if now - began > START_SECONDS:
+                raise Unavailable(
+                    f"the demo's node does not listen after {START_SECONDS:.0f} s:\n{workspace.tail('node')}",
+                    key="demo",
+                )
+            if now - told > PATIENCE:
+                told = now
+                print(f"the node lives, but does not listen after {now - began:.0f} s:", file=sys.stderr)
+                print(workspace.tail("node") or "(it has logged nothing yet)", file=sys.stderr, flush=True)
             time.sleep(0.02)
 
     def kill(self) -> None:

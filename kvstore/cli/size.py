@@ -42,7 +42,7 @@ class KVShape:
 
 def shape_of(config: dict[str, Any]) -> KVShape:
     """From a config.json as Hugging Face models have it. Raises InvalidArgument naming what is missing."""
-    text = config.get("text_config") or config.get("llm_config") or config
+    text = _text(config)
     layers = _number(text, "num_hidden_layers", "n_layer", "num_layers")
     window, tokens = _window_layers(text, layers)
     kind, values = _values(text)
@@ -50,36 +50,64 @@ def shape_of(config: dict[str, Any]) -> KVShape:
     return KVShape(layers - window, window, tokens, values, kind, dtype)
 
 
+def _text(config: dict[str, Any]) -> dict[str, Any]:
+    """The part that describes the decoder."""
+    text = config.get("text_config") or config.get("llm_config") or config
+    if not isinstance(text, dict):
+        raise InvalidArgument(f"text_config in the config is {type(text).__name__}, not a table", field="text_config")
+    return text
+
+
+def _check_ranks(config: dict[str, Any], shape: KVShape, tp: int) -> None:
+    """Engines give each rank whole KV heads, or one of them to several ranks."""
+    heads = 1 if shape.kind == "mla" else _kv_heads(_text(config))
+    if shape.kind != "mla" and heads % tp and tp % heads:
+        raise InvalidArgument(f"{heads} KV heads cannot be divided over --tp {tp} ranks", field="tp")
+
+
 def _values(text: dict[str, Any]) -> tuple[str, int]:
     if text.get("kv_lora_rank"):
-        return "mla", int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim", 0))
+        return "mla", _whole(text, "kv_lora_rank") + _whole(text, "qk_rope_head_dim")
     heads = _number(text, "num_attention_heads", "n_head")
-    kv_heads = int(text.get("num_key_value_heads") or text.get("multi_query_group_num") or heads)
-    head = text.get("head_dim") or _number(text, "hidden_size", "n_embd") // heads
-    value_head = text.get("v_head_dim") or head
-    return "attention", kv_heads * (int(head) + int(value_head))
+    head = _whole(text, "head_dim") or _number(text, "hidden_size", "n_embd") // heads
+    return "attention", _kv_heads(text) * (head + _whole(text, "v_head_dim", head))
+
+
+def _kv_heads(text: dict[str, Any]) -> int:
+    heads = _number(text, "num_attention_heads", "n_head")
+    return _whole(text, "num_key_value_heads") or _whole(text, "multi_query_group_num") or heads
 
 
 def _window_layers(text: dict[str, Any], layers: int) -> tuple[int, int]:
-    tokens = int(text.get("sliding_window") or 0)
+    tokens = _whole(text, "sliding_window")
     if not tokens or text.get("use_sliding_window") is False:
         return 0, 0
     types = text.get("layer_types")
+    if types is not None and not isinstance(types, list):
+        raise InvalidArgument(f"layer_types in the config is {types!r}, not a list", field="layer_types")
     if types:
         return sum("sliding" in str(kind) for kind in types), tokens
-    pattern = text.get("sliding_window_pattern")
+    pattern = _whole(text, "sliding_window_pattern")
     if pattern:
-        return layers - layers // int(pattern), tokens
+        return layers - layers // pattern, tokens
     return (layers // 2 if "gemma2" in str(text.get("model_type")) else layers), tokens
 
 
 def _number(text: dict[str, Any], *names: str) -> int:
     for name in names:
         if text.get(name):
-            return int(text[name])
+            return _whole(text, name)
     raise InvalidArgument(
         f"the config has none of {', '.join(names)}; give the config.json of a decoder", field=names[0]
     )
+
+
+def _whole(text: dict[str, Any], name: str, default: int = 0) -> int:
+    """A whole number of the config, ``default`` when it has none (or null). Raises InvalidArgument."""
+    value = text.get(name) or default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidArgument(f"{name} in the config is {value!r}, not a whole number of 0 or more", field=name)
+    return value
 
 
 def element_bytes(shape: KVShape, kv_dtype: str) -> int:
@@ -117,7 +145,9 @@ def size(
     bytes = layers x tokens x values x bytes a value; values = KV heads x (head dim of K + head dim of V), or for MLA
     the one latent that all heads and TP ranks share.
     """
-    shape = shape_of(read_config(model))
+    config = read_config(model)
+    shape = shape_of(config)
+    _check_ranks(config, shape, tp)
     element = element_bytes(shape, kv_dtype)
     token = shape.token_bytes(element)
     stored = token * (context // block_tokens * block_tokens) * contexts

@@ -35,11 +35,12 @@ from kvstore.node.kinds import (
     Kind,
     one_of,
 )
-from kvstore.node.units import Address, show_size
+from kvstore.node.sanity import check
+from kvstore.node.units import Address
 
 __all__ = ["FLAG", "NodeConfig", "Setting", "load", "markdown", "settings", "with_capacity"]
 ENV_PREFIX = "KVSTORE_"
-_OTHER_VARIABLES = frozenset({"KVSTORE_CONFIG", "KVSTORE_TARGET"})  # read elsewhere: config file, CLI target
+_OTHER_VARIABLES = frozenset({"KVSTORE_CONFIG", "KVSTORE_TARGET", "KVSTORE_DEBUG"})  # read elsewhere: config file, CLI
 # Kubernetes adds these for a Service named kvstore; they are no settings of ours.
 _SERVICE_LINKS = re.compile(r"^KVSTORE_(.*_)?(SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP).*)?)$")
 
@@ -55,8 +56,15 @@ def _setting(kind: Kind, default: Any, help: str, *, default_text: str | None = 
 
 
 def default_data_dir() -> Path:
-    """Where a node keeps its identity."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvstore"
+    """Where a node keeps its identity. Raises ConfigError when this user has no home to keep it in."""
+    state, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME", "")
+    if state and os.path.isabs(state):
+        return Path(state) / "kvstore"
+    if not os.path.isabs(home) or home == "/" or not os.path.isdir(home):
+        raise ConfigError(
+            f"HOME is {home or 'not set'!r}, no directory to keep the node's identity in; set data_dir", key="data_dir"
+        )
+    return Path(home) / ".local" / "state" / "kvstore"
 
 
 def default_socket() -> Path:
@@ -201,7 +209,7 @@ class NodeConfig:
     log_format: str = _setting(one_of("text", "json"), "text", "How log lines look.")
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self, {s.key: s.kind for s in settings()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +269,8 @@ def _read_toml(path: Path) -> dict[str, object]:
             return tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: it is not UTF-8 (byte {error.start})") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
@@ -282,6 +292,10 @@ def _checked(raw: Mapping[str, object], source: str, spelling: Callable[[str], s
     table = {setting.key: setting for setting in settings()}
     values: dict[str, Any] = {}
     for key, value in raw.items():
+        if key not in table and isinstance(value, dict):
+            raise ConfigError(
+                f"{source} has a table [{key}]; settings stand at the top of the file, without sections", key=key
+            )
         if key not in table:
             raise ConfigError(f"unknown setting {spelling(key)!r} in {source}{_nearest(key, table, spelling)}", key=key)
         try:
@@ -294,32 +308,6 @@ def _checked(raw: Mapping[str, object], source: str, spelling: Callable[[str], s
 def _nearest(key: str, table: Iterable[str], spelling: Callable[[str], str]) -> str:
     close = difflib.get_close_matches(key.replace("-", "_").lower(), table, 1, 0.0)
     return f"; did you mean {spelling(close[0])!r}?" if close else ""
-
-
-def _check(config: NodeConfig) -> None:
-    if config.low_watermark >= config.high_watermark:
-        raise ConfigError(
-            f"low_watermark ({config.low_watermark:g}) must be below high_watermark ({config.high_watermark:g})",
-            key="low_watermark",
-        )
-    if config.capacity is not None and config.capacity < 4 << 20:
-        raise ConfigError(f"capacity must be at least 4MiB, not {show_size(config.capacity)}", key="capacity")
-    if config.data_address is None and config.socket is None:
-        raise ConfigError("data_address and socket are both off: no client could reach this node", key="data_address")
-    for key in ("data_address", "control_address", "http_address"):
-        _check_network(config, key, getattr(config, key))
-    if config.socket is not None and len(os.fsencode(config.socket)) > 107:
-        raise ConfigError(f"socket {config.socket} is longer than the 107 bytes a unix socket allows", key="socket")
-
-
-def _check_network(config: NodeConfig, key: str, address: Address | None) -> None:
-    if address is None or address.loopback or config.allow_insecure_network:
-        return
-    raise ConfigError(
-        f"{key} = {address} is reachable from other machines without transport security; "
-        "listen on 127.0.0.1, or set allow_insecure_network = true if all who reach it may read and write all blocks",
-        key=key,
-    )
 
 
 def with_capacity(config: NodeConfig, capacity: int) -> NodeConfig:
@@ -349,6 +337,9 @@ _PAGE_HEAD = [
     "",
     'Sizes: `"8GiB"`, `"64MiB"`, `"4k"` (powers of 1024), `"8GB"` (powers of 1000), or bytes. Durations: `"500ms"`,',
     '`"30s"`, `"5m"`, or seconds. `off` closes a listener.',
+    "",
+    "True or false: in the file `true` or `false`; in the environment also `1`, `0`, `yes`, `no`, `on`, `off`; the",
+    "flag stands alone (`--allow-insecure-network`), and is true.",
     "",
 ]
 

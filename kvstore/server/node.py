@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from kvstore.node.report import Facts, node_metrics, stat_reply, store_metrics
 from kvstore.node.sessions import Sessions
 from kvstore.node.units import show_size
 from kvstore.tiers import memopen
+from kvstore.tiers.layout import Layout
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import StoreConfig
 from kvstore.transport.frame import Limits
@@ -40,7 +42,11 @@ def check(config: NodeConfig) -> None:
     node_id = identity.peek(config.data_dir) or bytes(16)
     path = identity.memory_path(config, node_id)
     capacity.check_memory_file(path)
-    capacity.resolve(config.capacity, path)
+    room = capacity.resolve(config.capacity, path)
+    huge = memopen.file_system_type(path.parent) == memopen.HUGETLBFS_MAGIC
+    page = os.statvfs(path.parent).f_bsize if huge else 4096
+    Layout.plan(room, page, config.max_sessions, config.segment_bytes or 0, config.max_leased_slots or 0)
+    memopen.check_ours(path)
 
 
 class Node:

@@ -316,7 +316,7 @@ def test_a_silent_network_session_ends_and_one_that_pings_lives(tmp_path: Path) 
 
 
 def test_a_shared_memory_session_may_be_silent(tmp_path: Path) -> None:
-    with node(tmp_path, heartbeat="50ms") as process, Raw(str(process.socket), shared_memory=True) as raw:
+    with node(tmp_path, heartbeat="100ms") as process, Raw(str(process.socket), shared_memory=True) as raw:
         with Raw(process.data) as other:
             assert other.closed()
         raw.call(Op.PING)

@@ -25,7 +25,7 @@ TWO = NamespaceSpec(model="two parts", block_tokens=4, parts=(PartSpec("0", 100_
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    with node(tmp_path_factory.mktemp("sessions"), max_frame_bytes=1_000_000) as process:
+    with node(tmp_path_factory.mktemp("sessions"), max_frame_bytes=1 << 20) as process:
         yield process
 
 
@@ -297,7 +297,7 @@ def test_the_greeting_tells_where_the_rest_is(running: NodeProcess, address: str
         assert raw.greeting.control_address == running.control
         assert raw.greeting.http_address == running.http
         assert raw.greeting.node_id.hex() == running.node_id
-        assert (raw.greeting.max_keys, raw.greeting.max_frame_bytes) == (65_536, 1_000_000)
+        assert (raw.greeting.max_keys, raw.greeting.max_frame_bytes) == (65_536, 1 << 20)
         assert raw.greeting.memory_bytes == 0
 
 

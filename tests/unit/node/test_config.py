@@ -85,6 +85,14 @@ def test_variables_that_kubernetes_adds_for_a_service_named_kvstore_are_no_setti
         ('data_address = "off"\nsocket = "off"', ["data_address", "socket"]),
         (f'socket = "/{"x" * 120}"', ["socket", "107"]),
         ("allow_insecure_network = 2", ["allow_insecure_network"]),
+        ("[node]\ncapacity = 1", ["[node]", "without sections"]),
+        ('segment_bytes = "3MiB"', ["segment_bytes", "power of two", "3MiB"]),
+        ('segment_bytes = "64MiB"\ncapacity = "32MiB"', ["segment_bytes", "32MiB"]),
+        ('data_address = "127.0.0.1:7001"', ["data_address", "control_address", "7001"]),
+        ('heartbeat = "1ms"', ["heartbeat", "100ms"]),
+        ('max_frame_bytes = "1k"', ["max_frame_bytes", "1MiB"]),
+        ("max_blocks = 1", ["max_blocks", "64"]),
+        ("control_threads = 100000", ["control_threads", "1024"]),
         ("capacity = ", ["TOML"]),
         ("[capacity]\nbytes = 1", ["capacity"]),
     ],
@@ -96,6 +104,21 @@ def test_a_bad_value_is_an_error_of_one_line_that_names_the_setting(
         load(written(tmp_path, line + "\n"), environ={})
     assert "\n" not in str(caught.value)
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("home", ["", "/", "/nonexistent", "relative", None])
+def test_without_a_home_the_data_dir_must_be_given(monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
+    with pytest.raises(ConfigError, match="set data_dir"):
+        load(environ={})
+    assert load(environ={}, flags={"data_dir": "/tmp/given"}).data_dir == Path("/tmp/given")
+
+
+def test_a_file_that_is_not_utf_8_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_bytes(b'capacity = "\xff"')
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(tmp_path / "node.toml", environ={})
 
 
 def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
