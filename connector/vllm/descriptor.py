@@ -147,7 +147,7 @@ def build(ranks: Mapping[tuple[int, int], RankFacts], fields: Fields) -> Namespa
             tenant=fields.tenant,
             parts=tuple(_parts(ordered, fields.head_parts)),
             hash_scheme=f"vllm-{fields.hash_algorithm}",
-            extra=extra,
+            extra={name: str(value) for name, value in extra.items()},
         )
     except InvalidArgument as error:
         raise Refused(error.message) from None

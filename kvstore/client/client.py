@@ -7,6 +7,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from kvstore.client.arguments import whole
 from kvstore.client.counters import Counters
 from kvstore.client.link import Link, TransportName
 from kvstore.client.namespace import Namespace
@@ -41,8 +42,7 @@ class Client:
     ) -> None:
         if on_failure not in ("miss", "raise"):
             raise InvalidArgument(f"on_failure must be 'miss' or 'raise', not {on_failure!r}", field="on_failure")
-        if connections < 1:
-            raise InvalidArgument(f"connections must be at least 1, not {connections}", field="connections")
+        whole("connections", connections, least=1)
         self.timeout = _seconds(timeout)
         self.on_failure = on_failure
         self.counters_ = Counters()
@@ -55,6 +55,8 @@ class Client:
     def namespace(self, spec: NamespaceSpec, *, strict: bool = False, timeout: float | None = None) -> Namespace:
         """Opens a namespace. ``strict``: raise NamespaceMismatch when the same tenant and model are stored with other
         fields. When the node is away, the namespace opens itself as soon as it is back."""
+        if not isinstance(spec, NamespaceSpec):
+            raise InvalidArgument(f"spec must be a NamespaceSpec, not {type(spec).__name__}", field="spec")
         namespace = Namespace(self, spec, strict)
         namespace.open_now(self.deadline(timeout))
         return namespace
@@ -99,6 +101,6 @@ class Client:
 
 
 def _seconds(timeout: float) -> float:
-    if not timeout > 0:
-        raise InvalidArgument(f"timeout must be a positive number of seconds, not {timeout}", field="timeout")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise InvalidArgument(f"timeout must be a positive number of seconds, not {timeout!r}", field="timeout")
     return float(min(timeout, 1e6))

@@ -6,15 +6,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-import numpy as np
-
 from kvstore.client import keeping, prefetching
+from kvstore.client.arguments import chosen_parts, hints_of, whole
+from kvstore.client.arguments import span as checked_span
 from kvstore.client.borrow import Borrow
 from kvstore.client.buffers import rows
 from kvstore.client.counters import reason_of
 from kvstore.client.results import PrefetchResult, PutResult, failed_at, tally
 from kvstore.client.writer import Writer
-from kvstore.core.errors import InternalError, InvalidArgument, KVStoreError, NotServed, ProtocolError, UnknownNamespace
+from kvstore.core.errors import (
+    InternalError,
+    InvalidArgument,
+    KVStoreError,
+    NotServed,
+    ProtocolError,
+    TooManyKeys,
+    UnknownNamespace,
+)
 from kvstore.core.keys import KEY_BYTES, Keys, Tokens, chain_keys, hashed_keys
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.transport.base import Transport
@@ -78,6 +86,7 @@ class Namespace:
     def match(self, keys: AnyKeys, *, parts: Parts = None, request_id: int = 0, timeout: float | None = None) -> int:
         """Length of the longest cached prefix, in blocks. Holds nothing: a get may find less a moment later."""
         chain, plan, deadline = Keys.of(keys), self.plan(parts, None), self.client.deadline(timeout)
+        request_id = whole("request_id", request_id)
 
         def action(transport: Transport, handle: int) -> GetResult:
             reply = transport.match(GetCall(handle, chain.raw, 0, plan, request_id), deadline)
@@ -131,6 +140,7 @@ class Namespace:
         ``first`` on, one a (block, part), block-major; empty where a window or state part is not here. By shared
         memory they lie in the node's own memory, which is pinned until the ``with`` block has ended and no view (or
         array made from one) lives any more."""
+        self.client.link.check_open()
         chain, plan = self._chain(keys, first), self.plan(parts, range)
         return Borrow(self, chain, first, plan, request_id, timeout)
 
@@ -195,6 +205,7 @@ class Namespace:
     ) -> Writer:
         """``with ns.writer(keys) as w: w.write((offset, length), buffers)`` stores blocks a range (a layer) at a
         time. They become visible together when the ``with`` block ends, and not at all when it raises."""
+        self.client.link.check_open()
         chain, plan = self._chain(keys, first), self.plan(parts, None)
         call = self._put_call(chain, first, plan, ack, request_id, importance, appended_tokens)
         return Writer(self, call, parts, timeout)
@@ -234,8 +245,8 @@ class Namespace:
         if parts is None and span is None:
             chosen: tuple[int, ...] = ()
         else:
-            chosen = self._chosen(parts)
-            span = None if span is None else (int(span[0]), int(span[1]))
+            chosen = chosen_parts(parts, self._names)
+            span = checked_span(span)
         plan = self._plans.get((chosen, span))
         if plan is None:
             plan = make_plan(self.spec.parts, chosen, span)
@@ -243,21 +254,9 @@ class Namespace:
                 self._plans[chosen, span] = plan
         return plan
 
-    def _chosen(self, parts: Parts) -> tuple[int, ...]:
-        if parts is None:
-            return ()
-        chosen = tuple(self._names.get(part, -1) if isinstance(part, str) else int(part) for part in parts)
-        for part, index in zip(parts, chosen, strict=True):
-            if not 0 <= index < len(self.spec.parts):
-                known = ", ".join(self._names)
-                raise InvalidArgument(f"the namespace has no part {part!r}; its parts are {known}", field="parts")
-        if not chosen or len(set(chosen)) != len(chosen):
-            raise InvalidArgument("parts must name at least one part, and none twice", field="parts")
-        return chosen
-
     def _chain(self, keys: AnyKeys, first: int) -> Keys:
-        chain = Keys.of(keys)
-        if not 0 <= first <= len(chain):
+        chain, first = Keys.of(keys), whole("first", first)
+        if first > len(chain):
             raise InvalidArgument(f"first is {first}, the chain has {len(chain)} blocks", field="first")
         return chain
 
@@ -273,8 +272,14 @@ class Namespace:
     ) -> PutCall:
         if ack not in _ACKS:
             raise InvalidArgument(f"ack must be one of {', '.join(_ACKS)}, not {ack!r}", field="ack")
+        most = self.client.link.bounds()[0]
+        if len(chain) > most:  # no lookup could ever name it
+            raise TooManyKeys(
+                f"the chain has {len(chain)} blocks, this node accepts {most} keys", got=len(chain), want=most
+            )
+        whole("request_id", request_id), whole("appended_tokens", appended_tokens)
         raw, at = chain.raw, first * KEY_BYTES
-        hints = _hints(importance, len(chain) - first)
+        hints = hints_of(importance, len(chain) - first)
         parent = raw[at - KEY_BYTES : at] if first else b""
         return PutCall(0, raw[at:], parent, first, plan, request_id, hints, _ACKS[ack], appended_tokens)
 
@@ -389,12 +394,3 @@ class Namespace:
                 f"({reply.nearest_root.hex()[:8]}) differs in {', '.join(reply.differs)}: its blocks are no hits here",
             )
         return reply.handle
-
-
-def _hints(importance: Sequence[int] | None, blocks: int) -> bytes:
-    if importance is None:
-        return b""
-    hints = np.asarray(importance)
-    if hints.shape != (blocks,) or (blocks and not (hints.min() >= 0 and hints.max() <= 65_535)):
-        raise InvalidArgument(f"importance must be {blocks} numbers of 0 to 65535, one a block", field="importance")
-    return hints.astype("<u2").tobytes()

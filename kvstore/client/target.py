@@ -42,11 +42,15 @@ def default_socket() -> Path:
 
 def parse_target(text: str) -> Target:
     """Raises InvalidArgument that names the bad part and shows a good one."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"target must be text, not {type(text).__name__}", field="target")
     if text == "auto":
         return Target(text, (Address(path=str(default_socket())), Address(host="127.0.0.1", port=DATA_PORT)))
     scheme, found, rest = text.partition("://")
-    if not found or not rest:
+    if not found:
         raise _bad(text, "it has no scheme")
+    if not rest:
+        raise _bad(text, f"it names nothing behind {scheme}://")
     if scheme == "unix":
         return Target(text, (Address(path=rest),))
     if scheme == "kv":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.client.buffers import rows
 from kvstore.client.results import PutResult, failed_at, tally
+from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import KEY_BYTES
 from kvstore.transport.base import Reservation, Transport
 from kvstore.transport.batch import PutCall
@@ -39,10 +40,14 @@ class Writer:
         self._pieces: list[_Piece] = []
         self._blocks = len(call.keys) // KEY_BYTES
         self._outcomes = b""
+        self._state = "new"  # then "open" within the with block, "over" after it
         self._failure = ""  # why blocks behind `_outcomes` are not written
         self.result = PutResult()
 
     def __enter__(self) -> Writer:
+        if self._state != "new":
+            raise InvalidArgument("this writer was used already; call ns.writer again")
+        self._state = "open"
         deadline = self._namespace.client.deadline(self._timeout)
         step = self._namespace._piece_blocks(self._call.plan)
         for start in range(0, self._blocks, step):
@@ -77,6 +82,10 @@ class Writer:
 
         A node that is lost on the way makes the rest of the put a failure that ``result`` counts.
         """
+        if self._state != "open":
+            when = "after its with block has ended" if self._state == "over" else "before `with ns.writer(...) as w:`"
+            raise InvalidArgument(f"write() was called {when}")
+        self._namespace.client.link.check_open()
         plan = self._namespace.plan(self._parts, range)
         sources = rows(buffers, self._blocks, plan, writable=False)
         deadline, pieces = self._namespace.client.deadline(timeout or self._timeout), len(plan.pieces)
@@ -103,6 +112,7 @@ class Writer:
 
     def finish(self, error: BaseException | None, timeout: float | None) -> None:
         """Commits, or gives all back when there was an error."""
+        self._state = "over"
         try:
             if error is None:
                 self._commit(self._namespace.client.deadline(timeout))

@@ -18,11 +18,15 @@ KeyArray: TypeAlias = npt.NDArray[np.uint64]  # shape (n, 2): low and high half 
 
 def token_array(tokens: Tokens) -> npt.NDArray[np.uint32]:
     """Token ids as little-endian uint32, shape (n,). Raises InvalidArgument on negative or too large ids."""
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"token ids must be one row of integers: {error}", field="token_ids") from None
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise InvalidArgument(f"token ids must be one row of integers, not {array.dtype} of shape {array.shape}")
     if array.dtype != np.uint32 and array.size and (int(array.min()) < 0 or int(array.max()) > 0xFFFFFFFF):
-        raise InvalidArgument("token ids must be 0 to 4294967295")
+        bad = int(np.argmax((array < 0) | (array > 0xFFFFFFFF)))
+        raise InvalidArgument(f"token id {int(array[bad])} at position {bad} is not 0 to 4294967295", field="token_ids")
     return np.ascontiguousarray(array, dtype="<u4")
 
 
@@ -42,7 +46,10 @@ def chain_keys(root: bytes, tokens: Tokens, block_tokens: int) -> bytes:
 
 def hashed_keys(root: bytes, hashes: Iterable[bytes]) -> bytes:
     """Keys for blocks that an engine hashed itself: blake2b-128(root || engine hash)."""
-    blake2b = hashlib.blake2b
+    blake2b, hashes = hashlib.blake2b, list(hashes)
+    for index, value in enumerate(hashes):
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise InvalidArgument(f"hash {index} is {type(value).__name__}, not bytes", field="hashes")
     return b"".join(blake2b(root + value, digest_size=KEY_BYTES).digest() for value in hashes)
 
 
@@ -70,6 +77,8 @@ class Keys(Sequence[bytes]):
             return keys
         if isinstance(keys, (bytes, bytearray, memoryview)):
             return cls(bytes(keys))
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            raise BadKey(f"keys must be Keys, bytes or a sequence of 16-byte keys, not {type(keys).__name__}")
         single = list(keys)
         for index, key in enumerate(single):
             if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:

@@ -58,10 +58,12 @@ class NamespaceSpec:
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            object.__setattr__(self, "parts", (PartSpec("0", self.block_bytes),))
-        object.__setattr__(self, "parts", tuple(self.parts))
-        object.__setattr__(self, "extra", {str(k): str(v) for k, v in self.extra.items()})
+        parts = _row(self.parts)
+        _must_be(int, {"block_tokens": self.block_tokens, "block_bytes": self.block_bytes})
+        if not parts and not self.block_bytes:
+            raise InvalidArgument("a namespace needs the size of its blocks: give block_bytes or parts", field="parts")
+        object.__setattr__(self, "parts", parts or (PartSpec("0", self.block_bytes),))
+        object.__setattr__(self, "extra", _texts(self.extra))
         _check_types(self)
         given, total = self.block_bytes, sum(part.bytes for part in self.parts)
         if given not in (0, total):
@@ -155,6 +157,28 @@ def differing_fields(a: NamespaceSpec, b: NamespaceSpec) -> list[str]:
         if a.extra.get(name) != b.extra.get(name):
             found.append(f"extra.{name}")
     return found
+
+
+def _row(parts: object) -> tuple[Any, ...]:
+    if isinstance(parts, (list, tuple)):
+        return tuple(parts)
+    raise InvalidArgument(f"namespace field 'parts' takes PartSpecs, not {type(parts).__name__}", field="parts")
+
+
+def _texts(extra: object) -> dict[str, str]:
+    """``extra`` as a plain dict. Numbers and the like are refused: 1 and "1" must not be two spellings of one thing."""
+    if not isinstance(extra, Mapping):
+        raise InvalidArgument(
+            f"namespace field 'extra' takes a mapping of str to str, not {type(extra).__name__}", field="extra"
+        )
+    for key, value in extra.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            wrong = value if isinstance(key, str) else key
+            raise InvalidArgument(
+                f"namespace field 'extra' takes str to str; at key {key!r} there is {type(wrong).__name__}",
+                field=f"extra.{key}",
+            )
+    return dict(extra)
 
 
 def _check_types(spec: NamespaceSpec) -> None:

@@ -167,3 +167,14 @@ def test_bytes_that_are_no_canonical_form_are_refused(sent: bytes) -> None:
 def test_another_spelling_of_a_namespace_is_refused(sent: bytes) -> None:
     with pytest.raises(InvalidArgument):
         parse_canonical(sent)
+
+
+@pytest.mark.parametrize(("extra", "words"), [({"tp": 2}, "'tp'"), ({1: "2"}, "key 1"), ([("tp", "2")], "mapping")])
+def test_extra_takes_text_alone(extra: object, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        NamespaceSpec("m", 16, 4096, extra=extra)  # type: ignore[arg-type]
+
+
+def test_a_namespace_without_a_size_says_what_to_give() -> None:
+    with pytest.raises(InvalidArgument, match="block_bytes or parts"):
+        NamespaceSpec("m", 16, parts=())
