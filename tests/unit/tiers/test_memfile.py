@@ -58,7 +58,7 @@ def test_default_segments_are_64_mib_or_at_least_sixteen() -> None:
 
 
 def test_a_capacity_too_small_for_the_tables_is_refused_with_the_numbers() -> None:
-    with pytest.raises(ConfigError, match="976.6 KiB is too small"):
+    with pytest.raises(ConfigError, match=r"976\.6 KiB is too small"):
         Layout.plan(1_000_000, 4096, 256)
     with pytest.raises(ConfigError, match="power of two"):
         Layout.plan(64 * MIB, 4096, 8, segment_bytes=3 * MIB)
