@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
 from kvstore.client.counters import LOG, Counters, Reporter, Skipped
+from kvstore.client.probe import Probe
 from kvstore.client.target import Target
 from kvstore.core.errors import (
     Closed,
@@ -30,6 +31,7 @@ T = TypeVar("T")
 TransportName: TypeAlias = Literal["auto", "shm", "tcp"]
 FIRST_BACKOFF = 0.1
 LONGEST_BACKOFF = 5.0
+PROBE_SECONDS = 0.5  # within a back-off: how often a local socket is looked at, or a connection tried
 UNBOUNDED = 1 << 62
 
 
@@ -50,6 +52,7 @@ class Link:
         self._boot_id = b""
         self._connecting = threading.Lock()
         self._failures: dict[Address, tuple[float, float]] = {}  # until when it is skipped, and the delay used
+        self._probes: dict[Address, Probe] = {}
 
     def check_open(self) -> None:
         """Raises Closed."""
@@ -137,7 +140,7 @@ class Link:
         failure: KVStoreError | None = None
         for address in self._addresses(deadline):
             until, _ = self._failures.get(address, (0.0, 0.0))
-            if time.monotonic() < until:
+            if time.monotonic() < until and not self._is_back(address):
                 failure = failure or Skipped(f"the node at {address} failed and is not tried again yet")
                 continue
             try:
@@ -149,6 +152,11 @@ class Link:
             self._opened(transport)
             return transport
         raise failure or Unavailable(f"the target {self.target.text} has no address")
+
+    def _is_back(self, address: Address) -> bool:
+        """Whether a node that is skipped has come back meanwhile. Cheap: a call must not wait for a dead node."""
+        probe = self._probes.get(address)
+        return probe is not None and probe.answers()
 
     def _addresses(self, deadline: float) -> list[Address]:
         wanted = [address for address in self.target.resolved(deadline) if self._kind != "shm" or address.local]
@@ -171,6 +179,7 @@ class Link:
 
     def _opened(self, transport: Transport) -> None:
         self._failures.pop(transport.address, None)
+        self._probes.pop(transport.address, None)
         self.counters.add("sessions")
         name, boot_id = transport.capabilities.name, transport.node.boot_id
         if not self._boot_id:
@@ -185,6 +194,10 @@ class Link:
         _, delay = self._failures.get(address, (0.0, 0.0))
         delay = min(LONGEST_BACKOFF, delay * 2) if delay else FIRST_BACKOFF
         self._failures[address] = (time.monotonic() + delay, delay)
+        if isinstance(error, Unavailable):  # nobody listens: whoever listens later is news
+            self._probes[address] = Probe(address, PROBE_SECONDS)
+        else:
+            self._probes.pop(address, None)
         self.counters.add("failures")
         self.reporter.warn(
             f"down {address}",

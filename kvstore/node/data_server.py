@@ -15,6 +15,7 @@ from kvstore.node.config import NodeConfig
 from kvstore.node.handlers import Handlers, code_name
 from kvstore.node.lane import Lane, Reply, closes, request_id_of
 from kvstore.node.listen import listen_tcp, listen_unix, remove_unix
+from kvstore.node.logs import Seldom
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.sessions import Sessions
 from kvstore.node.units import Address
@@ -37,6 +38,7 @@ class DataServer:
         self._limits = Limits(max_frame_bytes=config.max_frame_bytes, max_keys=config.max_keys)
         self._lock = threading.Lock()
         self._lanes: set[Lane] = set()
+        self._seldom = Seldom(_log)
         self._refusing = threading.BoundedSemaphore(_REFUSERS)
         self._stopping = threading.Event()
         self._acceptors: list[threading.Thread] = []
@@ -128,6 +130,7 @@ class DataServer:
             header = lane.next_header()
             if header is not None:
                 lane.read_message(header)
+                self._seldom.warn("full", str(self._full()))
                 lane.send_error(header.op, self._full(), header.request_id)
                 lane.linger()
         except KVStoreError:
@@ -208,6 +211,8 @@ class DataServer:
 
     def _fail(self, lane: Lane, op: int, error: Exception, request_id: int) -> None:
         self._metrics.count("error", code_name(error))
+        if isinstance(error, ProtocolError) or (isinstance(error, Busy) and op == Op.HELLO):
+            self._seldom.warn(code_name(error), f"a client on {lane.transport} was refused: {error}")
         with contextlib.suppress(Unavailable):
             lane.send_error(op, error, request_id)
 

@@ -88,6 +88,11 @@ class Lane:
         if got < HEADER_BYTES:
             self.read_exact(raw[got:], counted=False)
         header = parse_header(self._raw, self.limits if self.session is not None else _FIRST)
+        if header.is_reply:
+            raise ProtocolError(
+                f"a request has the flags {header.flags:#06x}: REPLY and ERROR are for answers",
+                request_id=header.request_id,
+            )
         self.payload_left = header.payload_len
         return header
 

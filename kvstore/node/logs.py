@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
 
 
@@ -32,3 +33,24 @@ def set_up(level: str, log_format: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+class Seldom:
+    """Warnings that whoever reaches a port could cause at will: one of a kind a minute, then how many were left out."""
+
+    def __init__(self, logger: logging.Logger, every: float = 60.0) -> None:
+        self._logger = logger
+        self._every = every
+        self._lock = threading.Lock()
+        self._last: dict[str, tuple[float, int]] = {}
+
+    def warn(self, kind: str, text: str) -> None:
+        """``kind``: one of a few; ``text``: what is logged."""
+        now = time.monotonic()
+        with self._lock:
+            when, dropped = self._last.get(kind, (now - self._every, 0))
+            if now - when < self._every:
+                self._last[kind] = (when, dropped + 1)
+                return
+            self._last[kind] = (now, 0)
+        self._logger.warning("%s%s", text, f" ({dropped} more like it)" if dropped else "")

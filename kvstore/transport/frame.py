@@ -127,6 +127,10 @@ def parse_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
         raise Truncated(f"a frame header has {HEADER_BYTES} bytes, only {len(data)} arrived", got=len(data))
     magic, version, op, flags, message_len, request_id, payload_len, reserved = HEADER.unpack_from(data)
     if magic != MAGIC:
+        if bytes(data[:5]) in (b"HTTP/", b"<!DOC"):
+            raise ProtocolError(
+                "not a kvstore frame but HTTP: this is not the data port of a node, but its HTTP port or another server"
+            )
         raise ProtocolError(
             f"not a kvstore frame: it starts with {bytes(data[:4]).hex()}, not {MAGIC.to_bytes(4, 'little').hex()}; "
             "is this the data port of a kvstore node?"
@@ -139,8 +143,10 @@ def parse_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
             want=f"{MIN_VERSION}..{VERSION}",
             request_id=request_id,
         )
-    if flags & ~_KNOWN_FLAGS or reserved:
-        raise ProtocolError(f"frame with unknown flags {flags:#06x} or reserved bits set", request_id=request_id)
+    if flags & ~_KNOWN_FLAGS:
+        raise ProtocolError(f"frame with unknown flags {flags & ~_KNOWN_FLAGS:#06x}", request_id=request_id)
+    if reserved:
+        raise ProtocolError(f"frame with reserved bytes {reserved:#x}, which must be zero", request_id=request_id)
     _check_sizes(message_len, payload_len, limits, request_id)
     known = _OPS.get(op)
     if known is None:

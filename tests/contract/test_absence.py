@@ -154,7 +154,7 @@ def test_a_foreign_server_is_no_node() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=answer, args=(server,))
         thread.start()
-        client = Client(f"kv://127.0.0.1:{server.getsockname()[1]}", timeout=5)
+        client = Client(f"kv://127.0.0.1:{server.getsockname()[1]}", timeout=5, on_failure="raise")
         with client, pytest.raises(ProtocolError, match="not a kvstore frame"):
             client.namespace(spec())
         thread.join()

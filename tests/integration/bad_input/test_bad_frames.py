@@ -14,7 +14,6 @@ from kvstore.core.namespace import NamespaceSpec, PartSpec
 from kvstore.transport.frame import HEADER, MAGIC, Op, encode_header
 from kvstore.transport.wire_error import decode_error
 from kvstore.v1 import data_pb2 as pb
-from kvstore.v1 import types_pb2 as types
 from tests.integration.bad_input.conftest import MAX_FRAME
 from tests.integration.nodes import NodeProcess
 from tests.integration.raw import Raw, keys_of, payload_of, put_request
@@ -160,10 +159,14 @@ def test_memory_is_not_given_to_a_session_that_has_not_locked_its_byte(running: 
 def test_a_part_larger_than_a_segment_names_the_setting(address: str) -> None:
     spec = NamespaceSpec(model="huge", block_tokens=4, parts=(PartSpec("0", 3 << 20),))
     with Raw(address) as raw:
-        chain = types.ChainSlice(keys=keys_of(1, spec=spec))
-        error = raw.error(Op.RESERVE, pb.ReserveRequest(namespace=raw.open(spec), chain=chain))
+        request = pb.OpenNamespaceRequest(canonical=spec.canonical(), root=spec.root)
+        error = raw.error(Op.OPEN_NAMESPACE, request)
     assert isinstance(error, errors.InvalidArgument)
     assert "segment_bytes" in str(error)
+
+
+def test_a_request_with_the_flags_of_a_reply_is_refused(raw: Raw) -> None:
+    assert type(refused(raw, encode_header(Op.PING, 0, flags=1))) is errors.ProtocolError
 
 
 def test_every_error_is_counted_by_its_code(running: NodeProcess, raw: Raw, handle: int) -> None:

@@ -80,7 +80,7 @@ def test_other_version_names_both_and_the_request(version: int) -> None:
     assert caught.value.details["request_id"] == "5"
 
 
-@pytest.mark.parametrize("op", [0, 15, 255])
+@pytest.mark.parametrize("op", [0, max(Op) + 1, 255])
 def test_unknown_op_is_told_with_its_request(op: int) -> None:
     with pytest.raises(UnknownOp, match=str(op)) as caught:
         parse_header(encode_header(op, 0, request_id=9))
@@ -102,7 +102,7 @@ def test_sizes_at_the_bounds_are_accepted() -> None:
 def test_bits_without_meaning_are_refused(where: str) -> None:
     data = bytearray(encode_header(Op.PING, 0))
     data[7 if where == "flags" else 31] = 0x80
-    with pytest.raises(ProtocolError, match="unknown flags"):
+    with pytest.raises(ProtocolError, match="unknown flags" if where == "flags" else "reserved bytes"):
         parse_header(data)
 
 
