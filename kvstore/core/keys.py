@@ -77,8 +77,9 @@ class Keys(Sequence[bytes]):
             return keys
         if isinstance(keys, (bytes, bytearray, memoryview)):
             return cls(bytes(keys))
-        if isinstance(keys, str) or not isinstance(keys, Iterable):
-            raise BadKey(f"keys must be Keys, bytes or a sequence of 16-byte keys, not {type(keys).__name__}")
+        given: object = keys
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise BadKey(f"keys must be Keys, bytes or a sequence of 16-byte keys, not {type(given).__name__}")
         single = list(keys)
         for index, key in enumerate(single):
             if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:

@@ -82,7 +82,10 @@ class NodeConfig:
         ADDRESS, Address("127.0.0.1", 7000), "Where the data path listens for TCP. Port 0 takes any free one."
     )
     control_address: Address | None = _setting(
-        ADDRESS, Address("127.0.0.1", 7001), "Where the gRPC control plane listens."
+        ADDRESS,
+        Address("127.0.0.1", 7001),
+        "Where the gRPC control plane listens. off: `kvstore stat`, `match`, `evict`, `prefetch`, `pin`, `unpin`, "
+        "`namespace`, `purge --blocks` and `Client.stat` do not work; caching does.",
     )
     http_address: Address | None = _setting(
         ADDRESS, Address("127.0.0.1", 7002), "Where /metrics and /health are served."
@@ -109,7 +112,8 @@ class NodeConfig:
     capacity: int | None = _setting(
         SIZE_OR_AUTO,
         None,
-        "Bytes of DRAM for blocks, tables included. auto: 25 % of RAM, at most half of what is free there.",
+        "Most memory that the memory file takes, tables and headers included; the index is beside it. "
+        "auto: 25 % of RAM, at most half of what is free there.",
     )
     segment_bytes: int | None = _setting(
         SIZE_OR_AUTO,
