@@ -61,7 +61,7 @@ HEADER = np.dtype(
 assert (SUPERBLOCK.itemsize <= 4096, SESSION.itemsize, SEGMENT.itemsize, HEADER.itemsize) == (True, 64, 64, 128)
 
 
-def _shown(size: int) -> str:
+def shown(size: int) -> str:
     """Bytes for people: whole units when they divide it, else one digit."""
     unit, name = next(((1 << shift, name) for shift, name in _UNITS if size >= 1 << shift), (1, " bytes"))
     return f"{size // unit}{name}" if size % unit == 0 else f"{size / unit:.1f} {name}"
@@ -93,7 +93,7 @@ class Layout:
         segment_bytes = max(segment_bytes or default_segment_bytes(capacity), page)
         if segment_bytes < MIN_SEGMENT or segment_bytes & (segment_bytes - 1):
             raise ConfigError(
-                f"segment_bytes must be a power of two from {MIN_SEGMENT >> 20}MiB up, not {_shown(segment_bytes)}"
+                f"segment_bytes must be a power of two from {MIN_SEGMENT >> 20}MiB up, not {shown(segment_bytes)}"
             )
         leased = max_leased_slots or max(64, min(65_536, capacity // 256 // max(1, max_sessions)))
         namespaces = max(MIN_NAMESPACES, min(MAX_NAMESPACES, capacity // 128 // 4096))
@@ -103,13 +103,13 @@ class Layout:
             plan = cls(capacity, page, segment_bytes, max(1, room // segment_bytes), namespaces, max_sessions, leased)
         if plan.tables_bytes + segment_bytes + plan.header_area > capacity:
             raise ConfigError(
-                f"a capacity of {_shown(capacity)} is too small: the tables for {max_sessions} sessions take "
-                f"{_shown(plan.tables_bytes)}, one segment with headers {_shown(segment_bytes + plan.header_area)}; "
+                f"a capacity of {shown(capacity)} is too small: the tables for {max_sessions} sessions take "
+                f"{shown(plan.tables_bytes)}, one segment with headers {shown(segment_bytes + plan.header_area)}; "
                 "raise the capacity, or lower max_sessions or segment_bytes"
             )
         if plan.file_bytes > GRANULE << 32:
             raise ConfigError(
-                f"a memory file of {_shown(plan.file_bytes)} is over the limit of 16 TiB; lower the capacity"
+                f"a memory file of {shown(plan.file_bytes)} is over the limit of 16 TiB; lower the capacity"
             )
         return plan
 

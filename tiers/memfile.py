@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.core.errors import ConfigError
-from kvstore.tiers.layout import FORMAT, MAGIC, SUPERBLOCK, Layout
+from kvstore.tiers.layout import FORMAT, MAGIC, SUPERBLOCK, Layout, shown
 from kvstore.tiers.memopen import (
     HUGETLBFS_MAGIC,
     TMPFS_MAGIC,
@@ -97,7 +97,7 @@ class MemoryFile:
         log.warning(
             "%s was made with other sizes (%s): all its blocks are dropped; start with the old values to keep them",
             self.path,
-            ", ".join(f"{name} was {int(block[name])}, now {getattr(self.layout, name)}" for name in differs),
+            ", ".join(_change(name, int(block[name]), getattr(self.layout, name)) for name in differs),
         )
         return False
 
@@ -198,6 +198,11 @@ class MemoryFile:
         with contextlib.suppress(BufferError):  # a caller holds a view; the mapping goes with it
             self.map.close()
         os.close(self._fd)
+
+
+def _change(name: str, old: int, new: int) -> str:
+    show = shown if name in ("capacity", "page", "segment_bytes") else str
+    return f"{name} was {show(old)}, now {show(new)}"
 
 
 def _check_file_system(folder: Path) -> None:

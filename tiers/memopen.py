@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import os
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kvstore.tiers.layout import MAGIC
 TMPFS_MAGIC = 0x01021994
 HUGETLBFS_MAGIC = 0x958458F6
 UNFINISHED = b"KVSTNEW1"  # stands where the magic will, while the file is being made
+_MOMENT = 0.02  # seconds
 PATTERN = "kvstore-*.mem"  # names that nodes choose themselves
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.statfs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
@@ -40,7 +42,7 @@ def lock_path(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 
 
-def open_locked(path: Path, create: bool = True) -> int:
+def open_locked(path: Path, create: bool = True, tries: int = 10) -> int:
     """A private descriptor with the exclusive lock of the regular file at ``path`` now. Nothing in it is changed.
 
     Raises FileNotFoundError (not ``create``), or ConfigError: a link, no regular file, in use.
@@ -51,6 +53,10 @@ def open_locked(path: Path, create: bool = True) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
+            tries -= 1
+            if tries > 0:  # a node that starts looks for orphans, and has each for a moment
+                time.sleep(_MOMENT)
+                continue
             raise ConfigError(
                 f"{path} is in use by a living node; stop it, or give this node its own memory file"
             ) from None
@@ -154,7 +160,7 @@ def orphans(folder: Path, own: Path) -> list[Orphan]:
         if path == own:
             continue
         with contextlib.suppress(OSError, ConfigError):
-            fd = open_locked(path, create=False)
+            fd = open_locked(path, create=False, tries=1)
             if is_ours(fd):
                 found.append(Orphan(path, os.fstat(fd).st_blocks * 512))
             os.close(fd)

@@ -189,13 +189,16 @@ def test_orphans_are_memory_files_that_no_node_uses(path: Path, tmp_path: Path) 
     assert orphans(tmp_path, tmp_path / "kvstore-y.mem") == []
 
 
-def test_another_capacity_starts_empty_and_leaves_the_old_file_to_those_who_map_it(path: Path) -> None:
+def test_another_capacity_starts_empty_and_leaves_the_old_file_to_those_who_map_it(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = MemoryFile(path, NODE, "test", plan())
     descriptor = file.open_reader()
     file.close()
     old = os.fstat(descriptor).st_size
     file = MemoryFile(path, NODE, "test", plan(32 * MIB))
     assert file.fresh
+    assert "capacity was 16MiB, now 32MiB" in caplog.text
     assert os.fstat(descriptor).st_size == old
     os.close(descriptor)
     file.close()
