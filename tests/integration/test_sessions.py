@@ -137,7 +137,7 @@ def test_a_get_larger_than_a_frame_is_cut_and_says_how_much_there_is(address: st
         assert payload + rest == b"".join(data_of(keys))
 
 
-def test_a_get_ends_before_a_block_that_lacks_a_part_asked_for(address: str, salt: int) -> None:
+def test_a_get_tells_the_holes_of_parts_that_may_be_missing(address: str, salt: int) -> None:
     state = PartSpec("state", 5_000, group="state", kind="state")
     spec = NamespaceSpec(model="holes", block_tokens=4, parts=(PartSpec("0", 8_000), state))
     keys = keys_of(4, salt, spec)
@@ -148,9 +148,10 @@ def test_a_get_ends_before_a_block_that_lacks_a_part_asked_for(address: str, sal
             request = put_request(handle, keys[: count * 16], parts=[part])
             raw.call(Op.PUT, request, b"".join(data[part::2][:count]) + sums[part::2][:count].tobytes())
         reply, payload = raw.get(handle, keys)
-        assert (reply.blocks, reply.prefix_blocks, reply.miss) == (3, 3, types.MISS_REASON_PART)
-        assert payload == b"".join(data[:6])
-        assert len(reply.checksums) == 6 * 8
+        assert (reply.blocks, reply.prefix_blocks, reply.miss) == (4, 4, types.MISS_REASON_UNSPECIFIED)
+        assert payload == b"".join(data[:7]), "the bytes of a hole are not sent"
+        assert len(reply.checksums) == 8 * 8
+        assert reply.checksums[-8:] == bytes(8), "a hole has no checksum"
         assert raw.get(handle, keys, parts=[0])[1] == b"".join(data[::2])
 
 

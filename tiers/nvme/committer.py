@@ -19,7 +19,7 @@ from kvstore.tiers.nvme.files import SegmentFiles
 from kvstore.tiers.nvme.format import seal
 from kvstore.tiers.nvme.health import Cause, HealthKeeper
 from kvstore.tiers.nvme.index import IndexFailed, IndexGone, IndexProcess, IndexStatus, Meta
-from kvstore.tiers.nvme.index_process import SETTINGS
+from kvstore.tiers.nvme.index_wire import SETTINGS
 from kvstore.tiers.nvme.slots import GENERATION_WINDOW, SlotTable, State
 from kvstore.tiers.nvme.ticket import Outcome, Ticket
 from kvstore.tiers.tier import SlotArray

@@ -18,7 +18,7 @@ from kvstore.tiers.nvme.files import SegmentFiles
 from kvstore.tiers.nvme.format import ENTRY, INDEX_DIRECTORY, DirectoryFormat, EntryArray, Trailer, digest
 from kvstore.tiers.nvme.format import read_trailer as parse_trailer
 from kvstore.tiers.nvme.index import IndexFailed, IndexGone, IndexProcess
-from kvstore.tiers.nvme.index_process import NAMESPACES
+from kvstore.tiers.nvme.index_wire import NAMESPACES
 from kvstore.tiers.nvme.namespaces import NamespaceTable
 from kvstore.tiers.nvme.pool import Bounce, IoPool, Lane
 from kvstore.tiers.nvme.recovery import Recovery

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.tiers.nvme.format import ENTRY_BYTES
-from kvstore.tiers.nvme.index_process import (
+from kvstore.tiers.nvme.index_wire import (
     BYE,
     COMMIT,
     COMMIT_HEAD,

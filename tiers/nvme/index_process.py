@@ -2,7 +2,7 @@
 
 LMDB reads through a memory map, so a dying disk raises SIGBUS in whoever looks: here that ends this process and not
 the node. It knows records only as (4-byte key, bytes), answers framed requests on its standard input one by one, and
-ends when its parent does. Nothing but the standard library and lmdb is needed.
+ends when its parent does. Nothing but the standard library and lmdb is needed; the node itself never loads lmdb.
 """
 
 from __future__ import annotations
@@ -20,15 +20,25 @@ from typing import BinaryIO
 
 import lmdb
 
-HEAD = struct.Struct("<II")  # op or status, length of what follows
-COMMIT_HEAD = struct.Struct("<IIII")  # puts, deletes, bytes a record, metas
-META_HEAD = struct.Struct("<BHI")  # database, key length, value length (0: delete)
-STATUS = struct.Struct("<QQQ")  # bytes of the index file, entries, map size
+from kvstore.tiers.nvme.index_wire import (
+    BYE,
+    COMMIT,
+    COMMIT_HEAD,
+    FAILED,
+    GET,
+    HEAD,
+    HELLO,
+    META_HEAD,
+    METAS,
+    MORE,
+    OK,
+    PING,
+    RESERVE,
+    SCAN,
+    SCAN_RECORDS,
+    STATUS,
+)
 
-HELLO, COMMIT, SCAN, GET, METAS, RESERVE, PING, BYE = range(1, 9)
-OK, MORE, FAILED = 0, 1, 2
-NAMESPACES, SETTINGS = 0, 1  # databases of metas
-SCAN_RECORDS = 65_536
 FIRST_MAP = 16 << 20
 _PR_SET_PDEATHSIG = 1
 _DATABASES = (b"entries", b"namespaces", b"settings")

@@ -22,7 +22,7 @@ from kvstore.tiers.nvme.files import SegmentFiles
 from kvstore.tiers.nvme.format import ENTRY, EntryArray, digest
 from kvstore.tiers.nvme.health import Cause, Health, HealthKeeper
 from kvstore.tiers.nvme.index import IndexFailed, IndexGone, IndexProcess, Meta
-from kvstore.tiers.nvme.index_process import NAMESPACES, SETTINGS
+from kvstore.tiers.nvme.index_wire import NAMESPACES, SETTINGS
 from kvstore.tiers.nvme.keeper import Keeper
 from kvstore.tiers.nvme.namespaces import NamespaceTable
 from kvstore.tiers.nvme.pool import Bounce, IoPool, Lane

@@ -16,7 +16,8 @@ import pytest
 
 from kvstore.tiers.nvme.format import ENTRY, seal
 from kvstore.tiers.nvme.index import IndexFailed, IndexGone, IndexProcess, Meta
-from kvstore.tiers.nvme.index_process import NAMESPACES, errno_of
+from kvstore.tiers.nvme.index_process import errno_of
+from kvstore.tiers.nvme.index_wire import NAMESPACES
 from kvstore.tiers.nvme.tier import NvmeTier
 from tests.unit.nvme.blocks import Blocks, config, opened, recovered, until
 
