@@ -109,6 +109,10 @@ class Evictor:
         """A block that cannot be written goes with its branch; else a segment of another class is emptied."""
         state = self._state
         with state.lock:
+            row = state.policy.victim(demoter.evictable)  # held a moment ago, perhaps
+            if row is not None:
+                demoter.send_off(row)
+                return 1
             row = state.policy.victim(demoter.evictable_with_branch)
         if row is not None:
             return state.drop_subtree(row, "evicted")[0]
