@@ -176,11 +176,7 @@ class Storer:
             numbers = {load.namespace.id: self._placement.number(load.namespace) for load in loads}
             parts = [(load, part) for load in loads for part in load.places]
             entries = entries_of(self._state.index, parts, numbers)
-        views = [
-            self._state.dram.view(slot, load.namespace.cuts[part].length)
-            for load in loads
-            for part, (slot, _) in load.sources.items()
-        ]
+        views = [self._state.dram.view(load.sources[part][0], load.namespace.cuts[part].length) for load, part in parts]
         ticket = self._placement.nvme.persist(entries, views)
         ticket.wait_written()
         outcomes, at = ticket.outcomes.tolist(), 0
