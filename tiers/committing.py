@@ -137,7 +137,7 @@ class Committer:
         index.ready[rows] = before | np.uint64(mask)
         index.state[rows] = READY
         if state.placement:
-            state.placement.arrived(rows, mask)
+            state.placement.arrived(rows, np.uint64(mask) & ~before)  # READY before: that slot was spare
 
     # --- give up, under the lock ---------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from kvstore.tiers.namespaces import Namespace
 from kvstore.tiers.nvme.ticket import Ticket
 from kvstore.tiers.residence import Residence
 from kvstore.tiers.segments import SlotClass
-from kvstore.tiers.tier import NO_SLOT, SlotArray, TierKind
+from kvstore.tiers.tier import NO_SLOT, SlotArray, TierKind, U64Array
 
 if TYPE_CHECKING:
     from kvstore.tiers.nvme.batch import Barrier
@@ -123,9 +123,9 @@ class Placement:
 
     # --- places ----------------------------------------------------------------------------------------------
 
-    def arrived(self, rows: IntArray, mask: int) -> None:
-        """Parts of (distinct) rows were committed in DRAM."""
-        self.dram[rows] |= np.uint64(mask)
+    def arrived(self, rows: IntArray, masks: U64Array) -> None:
+        """Parts of (distinct) rows were committed in DRAM; a mask a row."""
+        self.dram[rows] |= masks
         self.enter(rows, DRAM)
 
     def brought(self, row: int, places: dict[int, tuple[int, int]], why: int) -> None:
