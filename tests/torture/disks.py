@@ -31,7 +31,8 @@ _CALLS = {
 
 
 class Loaded:
-    """A node under load, and a chain that is durable on its disk."""
+    """A node under load, and a chain that is durable on its disk and pinned: the load takes more than a broken disk and
+    DRAM hold, so that eviction could take it otherwise."""
 
     def __init__(self, node: TortureNode, folder: Path, seed: int) -> None:
         self.node, self.pid = node, node.process.pid if node.process else 0
@@ -43,12 +44,13 @@ class Loaded:
         self.writers[0].wait_for("durable", 3)
 
     def put(self, chain: int) -> None:
-        """A chain of its own, durable."""
+        """A chain of its own, durable and never evicted."""
         with Client(self.node.target, timeout=60.0, on_failure="raise") as client:
             ns = client.namespace(spec(BLOCK_BYTES))
             keys = ns.keys(tokens(self.run.seed, chain, BLOCKS))
             done = ns.put(keys, [expected(key, BLOCK_BYTES) for key in keys], ack="durable")
-        assert done.complete, done
+            assert done.complete, done
+            assert ns.pin(keys, hard=True) == len(keys), chain
 
     def check(self, chain: int) -> None:
         """All of a chain is there, byte for byte."""
