@@ -55,7 +55,8 @@ class Options:
 
     @property
     def full_capacity(self) -> int:
-        return self.working_set + (128 << 20)
+        """Room for the chain that each client reads and for what all of them put meanwhile."""
+        return self.working_set + 3 * self.clients * (32 << 20) + (128 << 20)
 
 
 class Crew:

