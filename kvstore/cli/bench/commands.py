@@ -55,6 +55,18 @@ def tiers_command(
     show(run(directory, blocks, entries, runs), json)
 
 
+@app.command("index")
+def index_command(
+    json: Json = False,
+    entries: Annotated[int, typer.Option(help="Entries of the index.")] = 5_000_000,
+    policies: Annotated[str, typer.Option(help="Eviction policies, by commas.")] = "lru,turnscore",
+) -> None:
+    """Memory and pauses of the block index, full and evicting, at millions of entries."""
+    from kvstore.cli.bench import index
+
+    show(Report("index", rows=index.run(entries, policies.split(","))), json)
+
+
 @app.command("evict")
 def evict_command(
     trace: Annotated[Path, typer.Option(help="Requests, one JSON object a line; see bench/trace.")],

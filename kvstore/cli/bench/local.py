@@ -12,23 +12,26 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from kvstore import Client
-from kvstore.cli.bench import worker
+from kvstore.cli.bench import index, worker
 from kvstore.cli.bench.cases import MATCH_BLOCKS, Case, Setup, all_cases, full_cases, wanted
 from kvstore.cli.bench.node import OwnNode
 from kvstore.cli.bench.report import Report, Row, interleave, row
 from kvstore.core.errors import InvalidArgument, KVStoreError
+from kvstore.tiers.eviction import DEFAULT_POLICY
 
 Progress = Callable[[str, int, int], object]  # what, done, of how many
 LATENCY = Case("shm", "get", "2MiB", 1)
 LATENCY_TARGET_US = 150
 MATCH_TARGET_US = 10_000
+INDEX = {"index.5m.bytes_per_entry": "bytes_per_entry", "index.5m.longest_pause": "longest_pause_cpu"}
+PAUSE_TARGET_US = 20_000
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def run(options: Options, progress: Progress = lambda what, done, total: None) -
     """Measures all cases wanted. Raises KVStoreError when the node does not start, or misses what it was given."""
     report = Report("local")
     names = [case.name for case in _empty_enough(options)] + [case.name for case in _full(options)]
-    extra = [name for name in ("shm.get.2MiB.latency", f"match.{MATCH_BLOCKS}") if wanted(name, options.only)]
+    extra = [name for name in ("shm.get.2MiB.latency", f"match.{MATCH_BLOCKS}", *INDEX) if wanted(name, options.only)]
     total = len(names) + len(extra)
 
     def add(found: Row) -> None:
@@ -138,6 +141,10 @@ def run(options: Options, progress: Progress = lambda what, done, total: None) -
             with _crew(options, OwnNode(options.full_capacity)) as crew:
                 for case in cases:
                     add(full(crew, case, options))
+    if any(name in extra for name in INDEX):
+        for found in large_index():
+            if found.case in extra:
+                add(found)
     return report
 
 
@@ -226,8 +233,19 @@ def match(crew: Crew, options: Options) -> Row:
     return row(f"match.{MATCH_BLOCKS}", "us", found.pop("ours"), ceilings=found, params=params)
 
 
+def large_index() -> list[Row]:
+    """Memory an entry and the longest operation under the lock, of an index of 5 million entries under the default
+    policy that is full and evicts. The operation is measured in CPU time: other processes of this machine do not show
+    in it; ``longest_wall_us`` has them in."""
+    with multiprocessing.get_context("spawn").Pool(1) as fresh:  # its resident memory is what is measured
+        rows = {found.case: found for found in fresh.apply(index.run, (index.ENTRIES, (DEFAULT_POLICY,)))}
+    wall = {"longest_wall_us": round(rows[f"{DEFAULT_POLICY}.longest_pause"].value, 1), "target_us": PAUSE_TARGET_US}
+    found = {name: replace(rows[f"{DEFAULT_POLICY}.{measure}"], case=name) for name, measure in INDEX.items()}
+    return [_with(one, wall) if one.unit == "us" else one for one in found.values()]
+
+
 def _with(found: Row, params: dict[str, Any]) -> Row:
-    return Row(**{**vars(found), "params": {**found.params, **params}})
+    return replace(found, params={**found.params, **params})
 
 
 # --- processes --------------------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ class Worker:
     def space(self, case: Case) -> Namespace:
         found = (case.transport, case.label, case.batch, case.full)
         if found not in self._spaces:
-            spec = NamespaceSpec(f"{self.setup.model}-x{case.batch}", BLOCK_TOKENS, case.size)
+            spec = NamespaceSpec(f"{self.setup.model}-{case.label}-x{case.batch}", BLOCK_TOKENS, case.size)
             self._spaces[found] = self.client(case.transport).namespace(spec)
         return self._spaces[found]
 
