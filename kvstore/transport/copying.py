@@ -27,7 +27,7 @@ MASK = (1 << 64) - 1
 def fetch(into: Bytes, source: Bytes, piece: Piece, seed: int, sums: Sequence[int], at: int) -> bool:
     """Copies a piece and checks what arrived against ``sums[at:]``. False when a chunk fails its check."""
     copy, view = np.copyto, memoryview(into)
-    for start, end, chunks in piece.steps:
+    for start, end, chunks in piece.copies:
         copy(into[start:end], source[start:end])
         for first, last, index in chunks:
             if xxh3(view[first:last], (seed + index) & MASK) != sums[at]:
@@ -39,7 +39,7 @@ def fetch(into: Bytes, source: Bytes, piece: Piece, seed: int, sums: Sequence[in
 def place(into: Bytes, source: Bytes, piece: Piece, seed: int, sums: list[int], at: int) -> None:
     """Copies a piece and writes the checksums of its source to ``sums[at:]``."""
     copy, view = np.copyto, memoryview(source)
-    for start, end, chunks in piece.steps:
+    for start, end, chunks in piece.copies:
         copy(into[start:end], source[start:end])
         for first, last, index in chunks:
             sums[at] = xxh3(view[first:last], (seed + index) & MASK)

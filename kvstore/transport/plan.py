@@ -9,7 +9,8 @@ from kvstore.core.checksum import chunking
 from kvstore.core.errors import MisalignedRange
 from kvstore.core.namespace import PartSpec
 
-STEP_BYTES = 256 << 10  # copied at once, then hashed while it is in the cache
+STEP_BYTES = 256 << 10  # moved over a socket at once, and hashed while it is in the cache
+COPY_BYTES = 1 << 20  # copied at once at least: so much glibc copies past the cache, at twice the speed
 
 Chunk: TypeAlias = "tuple[int, int, int]"  # start and end byte in the piece, index of the chunk in its part
 Step: TypeAlias = "tuple[int, int, tuple[Chunk, ...]]"  # start and end byte in the piece, the chunks in between
@@ -18,7 +19,7 @@ Step: TypeAlias = "tuple[int, int, tuple[Chunk, ...]]"  # start and end byte in 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """The bytes that move of one part: ``length`` bytes from ``offset`` on, whole chunks. ``sparse``: a block may be
-    served without it (window and state groups)."""
+    served without it (window and state groups). ``steps`` are for a socket, ``copies`` for memory."""
 
     part: int
     sparse: bool
@@ -26,6 +27,7 @@ class Piece:
     length: int
     chunks: tuple[Chunk, ...]
     steps: tuple[Step, ...]
+    copies: tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,11 @@ def _piece(spec: PartSpec, part: int, offset: int, length: int) -> Piece:
     span = cut.span(offset, length)
     bounds = [cut.bounds(index) for index in span]
     chunks = tuple((start - offset, end - offset, index) for (start, end), index in zip(bounds, span, strict=True))
-    return Piece(part, spec.kind != "prefix", offset, chunks[-1][1], chunks, tuple(_steps(chunks)))
+    return Piece(part, spec.kind != "prefix", offset, chunks[-1][1], chunks, _steps(chunks), _copies(chunks))
 
 
-def _steps(chunks: tuple[Chunk, ...]) -> list[Step]:
+def _steps(chunks: tuple[Chunk, ...]) -> tuple[Step, ...]:
+    """Whole chunks, STEP_BYTES at most unless a single one is larger."""
     steps: list[Step] = []
     group: list[Chunk] = []
     for chunk in chunks:
@@ -81,4 +84,16 @@ def _steps(chunks: tuple[Chunk, ...]) -> list[Step]:
             group = []
         group.append(chunk)
     steps.append((group[0][0], group[-1][1], tuple(group)))
-    return steps
+    return tuple(steps)
+
+
+def _copies(chunks: tuple[Chunk, ...]) -> tuple[Step, ...]:
+    """Whole chunks, COPY_BYTES at least; a rest that is smaller goes with the step before it."""
+    steps: list[Step] = []
+    first, end = 0, chunks[-1][1]
+    for nth, (_, stop, _) in enumerate(chunks, 1):
+        start = chunks[first][0]
+        if nth == len(chunks) or (stop - start >= COPY_BYTES and end - stop >= COPY_BYTES):
+            steps.append((start, stop, chunks[first:nth]))
+            first = nth
+    return tuple(steps)

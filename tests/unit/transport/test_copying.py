@@ -14,7 +14,7 @@ from kvstore.core.namespace import PartSpec
 from kvstore.transport.batch import GetCall, entries, present
 from kvstore.transport.cancel import Cancel
 from kvstore.transport.copying import SPREAD_BYTES, fetch, place, spread, verify
-from kvstore.transport.plan import STEP_BYTES, Piece, make_plan
+from kvstore.transport.plan import COPY_BYTES, STEP_BYTES, Piece, make_plan
 
 KEY = bytes(range(16))
 SPECS = (PartSpec("a", 3_000_000), PartSpec("b", 70_000, kind="window", group="w"), PartSpec("c", 60_000, layers=6))
@@ -33,8 +33,21 @@ def test_a_plan_covers_each_byte_once_in_whole_chunks(part: int) -> None:
     piece = make_plan(SPECS, (part,), None).pieces[0]
     assert [chunk[0] for chunk in piece.chunks] == [0, *(chunk[1] for chunk in piece.chunks)][:-1]
     assert piece.chunks[-1][1] == piece.length == SPECS[part].bytes
-    assert [chunk for _, _, chunks in piece.steps for chunk in chunks] == list(piece.chunks)
+    for steps in (piece.steps, piece.copies):
+        assert [chunk for _, _, chunks in steps for chunk in chunks] == list(piece.chunks)
+        assert all((start, end) == (chunks[0][0], chunks[-1][1]) for start, end, chunks in steps)
     assert all(end - start <= STEP_BYTES for start, end, _ in piece.steps)
+
+
+@pytest.mark.parametrize(
+    "size", [1, 70_000, COPY_BYTES - 1, COPY_BYTES, 2 * COPY_BYTES - 1, 2 << 20, 3_000_000, 9 << 20]
+)
+def test_copies_are_large_enough_to_go_past_the_cache(size: int) -> None:
+    piece = make_plan((PartSpec("a", size),), (), None).pieces[0]
+    sizes = [end - start for start, end, _ in piece.copies]
+    assert len(sizes) == 1 or min(sizes) >= COPY_BYTES
+    assert sum(sizes) == size
+    assert max(sizes) < 2 * COPY_BYTES + (256 << 10)
 
 
 def test_a_range_names_chunks_by_their_place_in_the_part() -> None:
