@@ -7,7 +7,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from kvstore.core.namespace import NamespaceSpec
 
@@ -109,15 +108,3 @@ class Identity:
         )
         self._log.warning(text, announced, self.root.hex())
         return False
-
-    def explain(self, namespace: Any, spec: NamespaceSpec) -> None:
-        """Says what was opened, and which field differs when an engine of the same model wrote other blocks."""
-        self._log.info("kvstore: namespace %s open at %s", spec.root.hex(), self._options.target)
-        differs = [str(name) for name in getattr(namespace, "differs", ()) or ()]
-        if differs:
-            nearest = getattr(namespace, "nearest_root", b"") or b""
-            self._log.warning(
-                "kvstore: the node holds no blocks of this engine's namespace; the nearest one of %s (%s) differs in: "
-                "%s. Blocks stored there cannot be used here, so expect no hits until this engine has stored its own",
-                spec.model, bytes(nearest).hex(), ", ".join(differs),
-            )  # fmt: skip

@@ -47,12 +47,10 @@ class Link:
         options: Options,
         breaker: Breaker,
         log: logging.Logger,
-        opened: Callable[[Any, NamespaceSpec], None] = lambda namespace, spec: None,
         make_client: Callable[[Options], Any] | None = None,
     ) -> None:
         self._options, self._breaker, self._log = options, breaker, log
         self._make_client = make_client or _client
-        self._opened = opened
         self._client: Any = None
         self._spec: NamespaceSpec | None = None
         self._ready = threading.Event()
@@ -140,8 +138,8 @@ class Link:
             self._namespace, self.failing = namespace, False
             self._ready.set()
         self._breaker.success()
-        with contextlib.suppress(Exception):
-            self._opened(namespace, spec)
+        self._log.info("kvstore: namespace %s open at %s", spec.root.hex(), self._options.target)
+        explain(self._log, namespace, spec)
         return True
 
     def _tell(self, attempt: int, what: str, error: Exception) -> None:
@@ -150,6 +148,19 @@ class Link:
             self._log.warning(
                 "kvstore: the node at %s %s: %s; running without a cache", self._options.target, what, error
             )
+
+
+def explain(log: logging.Logger, namespace: Any, spec: NamespaceSpec) -> None:
+    """Which field differs when an engine of the same model stored other blocks. The node tells it once, to whoever
+    opens a new namespace first: that may be either half."""
+    differs = [str(name) for name in getattr(namespace, "differs", ()) or ()]
+    if differs:
+        nearest = getattr(namespace, "nearest_root", b"") or b""
+        log.warning(
+            "kvstore: the node holds no blocks of this engine's namespace; the nearest one of %s (%s) differs in: "
+            "%s. Blocks stored there cannot be used here, so expect no hits until this engine has stored its own",
+            spec.model, bytes(nearest).hex(), ", ".join(differs),
+        )  # fmt: skip
 
 
 def _client(options: Options) -> Any:

@@ -53,6 +53,7 @@ class Saver:
 
     def submit(self, keys: Keys, span: Span, tag: int, appended_tokens: int) -> None:
         """Copies the span's pages out (or starts to) and hands them to the thread."""
+        self._stats.add("offered_tokens", span.count * self._unit)
         for batch in self._mover.batches(span, self._staging.piece_bytes):
             reason = self._refusal()
             piece = self._staging.take() if not reason else None

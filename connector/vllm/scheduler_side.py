@@ -47,7 +47,7 @@ class SchedulerSide:
         self._saves = saves and options.save != "none"
         self._log = logging.getLogger("vllm.kvstore")
         self._breaker = Breaker("scheduler", options.breaker_seconds, log=self._log)
-        self._link = Link(options, self._breaker, self._log, self._opened, make_client)
+        self._link = Link(options, self._breaker, self._log, make_client)
         self._identity = Identity(options, hash_algorithm, probe, refusals, stats, self._link.open)
         self._lookups = Lookups(
             self._link, self._breaker, options.max_lookups, options.stall_timeout_s, window_parts, 2, hold
@@ -77,9 +77,6 @@ class SchedulerSide:
     @property
     def _geometry(self) -> Any:
         return self._identity.geometry
-
-    def _opened(self, namespace: Any, spec: NamespaceSpec) -> None:
-        self._identity.explain(namespace, spec)
 
     # --- requests
 
@@ -294,6 +291,7 @@ class SchedulerSide:
         first = track.saved
         if first and self._saved_keys.gap(track.key(first - 1)):
             track.gap = True
+            self.stats.add("offered_tokens", (end - first) * geometry.unit)
             self.stats.add("dropped_tokens", (end - first) * geometry.unit, "gap")
             return
         runs, planned = plan_saves(

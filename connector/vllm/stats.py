@@ -15,6 +15,7 @@ COUNTERS: dict[str, str] = {
     "loads": "Loads finished, failed ones included",
     "loaded_tokens": "Tokens loaded from the store and verified",
     "loaded_bytes": "Bytes loaded from the store and verified",
+    "offered_tokens": "Tokens that were to be saved: in the end the sum of saved, present and dropped ones",
     "saves": "Batches handed to the store",
     "saved_tokens": "Tokens stored",
     "saved_bytes": "Bytes stored",

@@ -39,7 +39,7 @@ class WorkerSide:
         self._geometry = geometry(facts)
         self._log = logging.getLogger("vllm.kvstore")
         self._breaker = Breaker("worker", options.breaker_seconds, log=self._log)
-        self._link = Link(options, self._breaker, self._log, make_client=make_client)
+        self._link = Link(options, self._breaker, self._log, make_client)
         self._chains: dict[str, bytearray] = {}
         self._acknowledged = False
         self._lost_namespace = False

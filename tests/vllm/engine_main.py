@@ -11,6 +11,8 @@ import time
 import traceback
 from typing import Any
 
+from tests.vllm.harness import counter
+
 
 def prompt(length: int, seed: int, shared: int = 0, shared_seed: int = 7) -> list[int]:
     """``length`` random tokens, the first ``shared`` of them the same for every seed."""
@@ -90,18 +92,42 @@ class Engine:
             for output in outputs
         ]
 
-    def abort(self, prompts: list[dict[str, Any]], victim: int, after_steps: int) -> list[dict[str, Any]]:
-        """Starts all, aborts one after some steps, finishes the others."""
+    def abort(self, prompts: list[dict[str, Any]], victim: int, after_steps: int, when: str = "") -> list[Any]:
+        """Starts all, aborts one after some steps (once the file ``when`` is there), finishes the others."""
         core = self.llm.llm_engine
         for index, one in enumerate(self._prompts(prompts)):
             core.add_request(f"r{index}", one, self._params({}))
         for _ in range(after_steps):
+            core.step()
+        end = time.monotonic() + 60
+        while when and not os.path.exists(when) and time.monotonic() < end:
             core.step()
         core.abort_request([f"r{victim}"])
         done = []
         while core.has_unfinished_requests():
             done += [output for output in core.step() if output.finished]
         return [{"id": o.request_id, "tokens": [list(c.token_ids) for c in o.outputs]} for o in done]
+
+    def settle(self) -> None:
+        """Steps until all that was to be saved is stored (or was dropped): counters come with the steps."""
+        end = time.monotonic() + 60
+        while True:
+            self._generate([{"length": 2, "seed": 0}], [{"max_tokens": 2}], None)
+            found = self.metrics()
+            done = sum(counter(found, f"kvstore_{name}_tokens") for name in ("saved", "present", "dropped"))
+            if done >= counter(found, "kvstore_offered_tokens"):
+                return
+            if time.monotonic() > end:
+                raise TimeoutError(f"saves do not end: {found}")
+
+    def forget(self) -> None:
+        """Settles and empties the engine's own prefix cache. Pages of loads under way are held: they end first."""
+        end = time.monotonic() + 60
+        self.settle()
+        while not self.reset(connector=False):
+            if time.monotonic() > end:
+                raise TimeoutError("pages are held")
+            self.settle()
 
     def reset(self, connector: bool = True) -> bool:
         return bool(self.llm.reset_prefix_cache(reset_connector=connector))

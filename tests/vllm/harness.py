@@ -187,12 +187,13 @@ class Node:
 
 class Relay:
     """A TCP relay in front of a node. An action it is armed with is called once, when so many more bytes came from
-    the node; that connection ends there."""
+    the node; that connection ends there, or waits for the action's end when it is to be kept."""
 
     def __init__(self, port: int) -> None:
         self._to = port
         self._left = 0
-        self._armed: Callable[[], None] | None = None
+        self._armed: Callable[[], object] | None = None
+        self._keep = False
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.fired = False
@@ -202,9 +203,9 @@ class Relay:
     def target(self) -> str:
         return f"kv://127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def arm(self, limit: int, action: Callable[[], None]) -> None:
+    def arm(self, limit: int, action: Callable[[], object], keep: bool = False) -> None:
         with self._lock:
-            self._left, self._armed, self.fired = limit, action, False
+            self._left, self._armed, self._keep, self.fired = limit, action, keep, False
 
     def close(self) -> None:
         self._listener.close()
@@ -226,7 +227,7 @@ class Relay:
     def _pump(self, source: socket.socket, sink: socket.socket, counted: bool) -> None:
         try:
             while data := source.recv(64 << 10):
-                if counted and self._fires(len(data)):
+                if counted and self._fires(len(data)) and not self._keep:
                     break  # what the kernel still holds is lost as well
                 sink.sendall(data)
         except OSError:
