@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+import numpy as np
 
 from kvstore.core.errors import Closed
 from kvstore.tiers.admission import Admission
@@ -23,7 +26,9 @@ class Demoter:
         self.admission = admission
         self.rule = state.config.nvme_write_rule
         self.mover: Mover | None = None  # set once it runs
+        self.joined: Callable[[int], None] = lambda row: None  # told, on any thread, when ``arrived`` is to be called
         self._kinds: dict[int, list[SlotClass]] = {}  # of the slots that victims on their way will free
+        self._departing: set[int] = set()  # victims whose copies on NVMe are readable, and not durable yet
 
     def evictable(self, row: int) -> bool:
         """A victim that can go by itself: nobody holds it, and no block hangs on it that would go with it."""
@@ -47,6 +52,11 @@ class Demoter:
         """A victim leaves DRAM: at once (True), or when it has been written to NVMe (False)."""
         placement, counters = self._placement, self._state.counters
         if placement.clean(row):
+            if not placement.safe(row) and placement.nvme.accepting:
+                placement.begin(row)
+                self._leaves(row)
+                self._departing.add(row)
+                return False
             placement.free_dram(row)
             counters["demoted_blocks_clean"] += 1
             return True
@@ -66,8 +76,8 @@ class Demoter:
             return "unavailable"
         if self._state.index.children_at[row]:  # on NVMe already, and lost without this one
             return ""
-        if self.rule == "through":
-            return "unwritten"  # its write at commit failed: NVMe is full or in trouble
+        if self.rule == "through":  # its write at commit waits still, or found no room
+            return ""
         size = sum(cut.length for cut in self._state.namespace_of(row).cuts)
         return self.admission.refuses(self._state.policy.score(row), size, time.monotonic())
 
@@ -78,14 +88,30 @@ class Demoter:
             row, self._state.namespace_of(row), index.key(row), DRAM, NVME, Priority.DEMOTION, held=True
         )  # fmt: skip
         placement.begin(row)
-        if not self._queue(move):
+        if not self._queue(move) and not self._join(row):
             placement.end(row)
             return False
-        placement.leave(row, DRAM)
+        self._leaves(row)
         self.admission.wrote(move.size, time.monotonic())
-        self._kinds[row] = self.classes(row)
-        placement.leaving.update(self._kinds[row])
         return True
+
+    def _join(self, row: int) -> bool:
+        """A victim that is about to be written for another reason waits for that."""
+        namespace, key = self._state.namespace_of(row), self._state.index.key(row)
+        move = block_move(row, namespace, key, DRAM, NVME, Priority.DEMOTION, keep=True)
+        try:
+            tickets = self.mover.request([move]) if self.mover else []
+        except Closed:
+            return False
+        for ticket in tickets:
+            ticket.on_end(lambda _: self.joined(row))
+        return bool(tickets)
+
+    def _leaves(self, row: int) -> None:
+        """A held victim is on its way: out of DRAM's order, its slots there counted as leaving."""
+        self._placement.leave(row, DRAM)
+        self._kinds[row] = self.classes(row)
+        self._placement.leaving.update(self._kinds[row])
 
     def _queue(self, move: Move) -> bool:
         try:
@@ -98,10 +124,46 @@ class Demoter:
         cuts, mask = self._state.namespace_of(row).cuts, self._placement.dram_at[row]
         return [self._state.dram.slot_class(cut.length, cut.count) for part, cut in enumerate(cuts) if mask >> part & 1]
 
+    # --- the end of a victim's way ---------------------------------------------------------------------------
+
+    def arrived(self, row: int) -> None:
+        """The move of a victim has ended: DRAM's copy goes once that on NVMe is durable. A node that is killed before
+        then finds the former."""
+        if self._placement.clean(row) and not self._placement.safe(row):
+            self._departing.add(row)
+        else:
+            self._let_go(row)
+
+    def settled(self, row: int) -> None:
+        """A write of a block is durable, or has failed."""
+        if row in self._departing and row not in self._placement.unsettled:
+            self._departing.discard(row)
+            self._let_go(row)
+
+    def give_up(self) -> None:
+        """The disk is in trouble: those that wait for it stay in DRAM."""
+        while self._departing:
+            row = self._departing.pop()
+            if self._state.index.state_at[row] == READY:
+                self._placement.enter(np.array([row]), DRAM)
+            self.ended(row)
+
+    def _let_go(self, row: int) -> None:
+        """Frees the DRAM slots of a victim that nobody else holds."""
+        placement, index = self._placement, self._state.index
+        if index.state_at[row] == READY:
+            if index.leases_at[row] == 1 and placement.clean(row):
+                placement.free_dram(row)
+                self._state.counters["demoted_blocks_written"] += 1
+            else:
+                placement.enter(np.array([row]), DRAM)
+        self.ended(row)
+
     def ended(self, row: int) -> None:
-        """The move of a victim has ended, however."""
+        """A victim's way has ended, however."""
         self._placement.leaving.subtract(self._kinds.pop(row))
         self._placement.room.notify_all()
+        self._placement.end(row)
 
     # --- NVMe's own victims ----------------------------------------------------------------------------------
 

@@ -83,7 +83,8 @@ class Evictor:
                 if left <= 0:
                     return int(state.dram.room(kind) > 0)
                 if placement.leaving[kind] > 0:
-                    placement.room.wait(min(_LOOK, left))
+                    with placement.waiting():
+                        placement.room.wait(min(_LOOK, left))
                     continue
             if not sent and not self._last_resort(demoter, kind):
                 return int(self._enough(kind, 1))

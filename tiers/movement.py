@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from kvstore.tiers.storing import Storer
 _SCAN = 65_536
 _BATCH = 64
 _PRESSURE_SECONDS = 0.05
+_T = TypeVar("_T")
 
 
 class Movement:
@@ -45,6 +48,8 @@ class Movement:
         self.settle_soon: Callable[[], None] = lambda: None  # wakes the thread that calls ``settle``
         self.mover = Mover(self._execute, MoveBounds(workers=config.nvme_movers))
         self.demoter.mover = self.mover
+        self._arrived: SimpleQueue[int] = SimpleQueue()  # victims whose writes, begun for others, have ended
+        self.demoter.joined = self._note_arrival
         self.promoter = Promoter(state, placement, self.mover)
         self.durability = Durability(state, placement, self.mover)
         placement.nvme.on_bad_slot(self._bad_slot)
@@ -66,23 +71,22 @@ class Movement:
         self._answers.put((ticket, loads))
         self.settle_soon()
 
+    def _note_arrival(self, row: int) -> None:
+        self._arrived.put(row)
+        self.settle_soon()
+
     def _bad_slot(self, slot: int, generation: int, reason: str) -> None:
         self._bad.put((slot, generation))
         self.settle_soon()
 
     def settle(self) -> None:
         """Takes note of writes that are durable or failed, and of slots that the scrubber found damaged."""
-        while True:
-            try:
-                ticket, loads = self._answers.get_nowait()
-            except Empty:
-                break
+        for row in _drain(self._arrived):
+            with self._state.lock:
+                self.demoter.arrived(row)
+        for ticket, loads in _drain(self._answers):
             self._settle(ticket, loads)
-        while True:
-            try:
-                slot, generation = self._bad.get_nowait()
-            except Empty:
-                break
+        for slot, generation in _drain(self._bad):
             self._drop_bad(slot, generation)
 
     def _settle(self, ticket: Ticket, loads: list[Load]) -> None:
@@ -96,6 +100,7 @@ class Movement:
                     self._state.counters["written_blocks_lost"] += 1
                     if not self._placement.free_nvme(load.row):
                         lost.append(load.row)
+                self.demoter.settled(load.row)
         for row in lost:
             self._state.drop_subtree(row, "io")
 
@@ -139,6 +144,9 @@ class Movement:
     def keep_nvme_watermarks(self) -> bool:
         """Evicts from NVMe when it is full. False: nothing to do."""
         self.reclaimer.settle()
+        if not self._placement.nvme.accepting:
+            with self._state.lock:
+                self.demoter.give_up()
         config = self._state.config
         short = self._placement.nvme.shortage(config.high_watermark, config.low_watermark)
         if not short:
@@ -186,3 +194,10 @@ class Movement:
     def close(self) -> None:
         """Ends the moves; what has not started stays where it is."""
         self.mover.close()
+
+
+def _drain(queue: SimpleQueue[_T]) -> Iterator[_T]:
+    """What has come, until there is nothing."""
+    with contextlib.suppress(Empty):
+        while True:
+            yield queue.get_nowait()

@@ -3,8 +3,10 @@ lock, after the bytes were copied: there is no window in which a block is nowher
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +44,7 @@ class Placement:
         self.transit: set[int] = set()  # DRAM slots being filled from NVMe
         self.leaving: Counter[SlotClass] = Counter()  # DRAM slots that moves under way will free
         self.room = threading.Condition(state.lock)  # notified when DRAM slots come free
+        self.awaited = 0  # threads that wait for such
         self.unsettled: dict[int, list[Ticket]] = {}  # row -> writes of it that may not be durable yet
         self.fresh = column(state.index.max_blocks, np.uint8)
         self.fresh_rows = 0
@@ -157,6 +160,16 @@ class Placement:
             mask[row] |= 1 << part
 
     def free_dram(self, row: int) -> None:
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Somebody waits for ``room``: what is written is committed at once, since DRAM copies stay until then."""
+        self.awaited += 1
+        self.nvme.commit_soon()
+        try:
+            yield
+        finally:
+            self.awaited -= 1
+
         """A row whose parts are all on NVMe gives its DRAM slots back."""
         state = self._state
         self.leave(row, DRAM)
@@ -209,6 +222,10 @@ class Placement:
 
     def same(self, row: int, namespace: int, key: bytes) -> bool:
         """The row is still that block, and can be read."""
+    def safe(self, row: int) -> bool:
+        """All that is in DRAM is on NVMe as well, for good: a node killed now finds it there."""
+        return self.clean(row) and row not in self.unsettled
+
         return self.index.find_one(namespace, key) == row and self.index.state_at[row] == READY
 
     def used(self, row: int) -> int:

@@ -218,7 +218,8 @@ class Reclaimer:
                 leaving = state.placement.leaving[target.kind] if state.placement else 0
                 if missing <= 0 or missing > leaving or not state.placement or time.monotonic() > end:
                     return missing - leaving if missing > leaving else min(missing, 0)
-                state.placement.room.wait(0.05)
+                with state.placement.waiting():
+                    state.placement.room.wait(0.05)
 
     def _parent(self, row: int) -> int:
         return self._state.index.parent_at[row]

@@ -188,6 +188,8 @@ class Storer:
             else:
                 self._finish(load, load.places, ticket, report)
         ticket.on_settled(lambda ticket: self._settled(ticket, loads))
+        if self._placement.awaited:
+            self._placement.nvme.commit_soon()
 
     def _fail(self, load: Load, report: Report, outcome: str) -> None:
         """The block could not be written: a victim is dropped, unless somebody needs it."""
@@ -207,7 +209,7 @@ class Storer:
         report(load.move, outcome)
 
     def _finish(self, load: Load, places: dict[int, tuple[int, int]], ticket: Ticket | None, report: Report) -> None:
-        """The new place counts; a victim that nobody holds gives its slots in DRAM back."""
+        """The new place counts; a victim goes on to leave DRAM."""
         placement, index = self._placement, self._state.index
         with self._state.lock:
             there = index.state_at[load.row] == READY
@@ -218,17 +220,10 @@ class Storer:
             elif places:
                 placement.nvme.free(np.array([slot for slot, _ in places.values()], np.uint32))
             if there and load.trip.held:
-                self._let_go(load)
+                load.closed = True
+                self._demoter.arrived(load.row)
             self._close(load)
         report(load.move, DONE if there else GONE)
-
-    def _let_go(self, load: Load) -> None:
-        placement, row = self._placement, load.row
-        if self._state.index.leases_at[row] == 1 and placement.clean(row):
-            placement.free_dram(row)
-            self._state.counters["demoted_blocks_written"] += 1
-        else:
-            placement.enter(np.array([row]), DRAM)
 
     def _give_up(self, load: Load) -> None:
         """Something is wrong with us: the block stays where it was."""
@@ -242,4 +237,5 @@ class Storer:
         load.closed = True
         if load.trip.held:
             self._demoter.ended(load.row)
-        self._placement.end(load.row)
+        else:
+            self._placement.end(load.row)

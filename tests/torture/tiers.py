@@ -112,7 +112,7 @@ class Crashes:
 
     def _check(self, run: Round) -> None:
         tally, score = run.finish(), self.score
-        promised = tally.acks if self.mode == "kill" else tally.durable
+        promised = tally.acks if self.mode in ("kill", "kill_full") else tally.durable
         self.kept = [*self.kept[-1:], (run, promised)]
         score.crashes += 1
         score.acknowledged += tally.acknowledged

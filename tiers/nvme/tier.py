@@ -217,6 +217,10 @@ class NvmeTier(Tier):
         """Commits soon; set once everything asked for so far is durable, or failed (``reason``)."""
         return self._committer.barrier()
 
+    def commit_soon(self) -> None:
+        """Somebody waits for what was written to be durable, or for freed slots."""
+        self._committer.kick()
+
     def free(self, slots: SlotArray) -> None:
         self._committer.remove(slots)
 

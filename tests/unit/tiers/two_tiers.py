@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -47,6 +50,45 @@ def opened(config: StoreConfig | None = None, **changes: object) -> Iterator[Blo
     finally:
         store.close()
         discard(config)
+
+
+def _copy(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "--sparse=always", source, target], check=True)
+
+
+class Crash:
+    """The files of a store as a SIGKILL of its node and its index process would leave them at this moment."""
+
+    def __init__(self, store: BlockStore) -> None:
+        config, state = store.config, store._state
+        assert config.nvme_dir
+        assert state.placement
+        self._memory, self._nvme = config.memory_file, config.nvme_dir
+        self._kept = Path(tempfile.mkdtemp(prefix="kvstore-crash-", dir=config.nvme_dir.parent))
+        index = state.placement.nvme._committer.index
+        with state.lock:  # places change under it only
+            if index:
+                os.kill(index.pid, signal.SIGSTOP)
+            _copy(self._memory, self._kept / "memory")
+            for name in self._files(self._nvme):
+                (self._kept / name).parent.mkdir(exist_ok=True)
+                _copy(self._nvme / name, self._kept / name)
+            if index:
+                os.kill(index.pid, signal.SIGCONT)
+
+    @staticmethod
+    def _files(directory: Path) -> list[Path]:
+        found = [*directory.glob("segment-*"), *(directory / "index").iterdir()]
+        return [path.relative_to(directory) for path in found]
+
+    def happen(self) -> None:
+        """Once the store is closed: what it did since is undone. The lock files stay, so clients live on."""
+        _copy(self._kept / "memory", self._memory)
+        for name in self._files(self._nvme):
+            (self._nvme / name).unlink()
+        for name in self._files(self._kept):
+            _copy(self._kept / name, self._nvme / name)
+        shutil.rmtree(self._kept)
 
 
 def still(store: BlockStore, patience: float = 20.0) -> None:
