@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.core.errors import InvalidArgument, SessionLost
 from kvstore.tiers.columns import IntArray
@@ -16,6 +17,7 @@ from kvstore.tiers.tier import Entries, TierKind, U64Array
 from kvstore.tiers.values import PutOutcome
 
 _STORED, _PARENT_MISSING = np.uint8(PutOutcome.STORED), np.uint8(PutOutcome.PARENT_MISSING)
+Mask = npt.NDArray[np.bool_]
 _PIECE = 64  # blocks committed or given up at a time under the lock
 
 
@@ -79,7 +81,7 @@ class Committer:
     def _commit(self, reservation: Reservation, part: slice, sums: U64Array, stamp: int) -> bytes:
         state, rows = self._state, reservation.rows[part]
         alive = state.index.state[rows] != EVICTING  # else its parent, or its namespace, went meanwhile
-        stored, spare = int(np.count_nonzero(alive)), reservation.spare[part]
+        stored, spare = int(np.count_nonzero(alive)), self._spare(reservation, part, alive)
         every = stored == len(rows) and not np.count_nonzero(spare)
         first = 0
         for at, chunks in enumerate(reservation.chunks):
@@ -88,11 +90,27 @@ class Committer:
             if not every:
                 state.dram.free(np.delete(reservation.slots[part, at], good))
             first += chunks
-        self._show(reservation, rows if every else rows[alive])
+        self._show(reservation, rows if every else rows[alive], None if every else spare[alive])
         state.unhold(rows)
         state.counters["put_blocks_stored"] += stored
         state.counters["put_blocks_parent_missing"] += len(rows) - stored
         return np.where(alive, _STORED, _PARENT_MISSING).tobytes()
+
+    def _spare(self, reservation: Reservation, part: slice, alive: Mask) -> Mask:
+        """Slots that are not needed. One whose part was lost since it was reserved (on NVMe) is, unless another writer
+        has come for it."""
+        spare = reservation.spare[part]
+        if not np.count_nonzero(spare):
+            return spare
+        spare, index, rows = spare.copy(), self._state.index, reservation.rows[part]
+        for at, number in enumerate(reservation.parts):
+            ready = index.ready[rows] >> np.uint64(number) & np.uint64(1)
+            lost = np.flatnonzero(alive & spare[:, at] & (ready == 0))
+            mine = lost[index.part_rows(rows[lost], number) < 0]
+            mine = mine[: index.parts.max_parts - len(index.parts)]
+            index.add_parts(rows[mine], number)
+            spare[mine, at] = False
+        return spare
 
     def _record(
         self, reservation: Reservation, part: slice, at: int, good: IntArray | slice, sums: U64Array, stamp: int
@@ -119,25 +137,23 @@ class Committer:
         index.parts.slot[TierKind.DRAM][at_rows] = slots
         index.parts.generation[TierKind.DRAM][at_rows] = generations
 
-    def _show(self, reservation: Reservation, rows: IntArray) -> None:
-        """From here on the blocks are found."""
+    def _show(self, reservation: Reservation, rows: IntArray, spare: Mask | None) -> None:
+        """From here on the blocks are found. ``spare``: parts that are not ours, None: there are none."""
         state, index = self._state, self._state.index
         before = index.ready[rows]
         fresh = len(rows) - int(np.count_nonzero(before))
         state.writing -= fresh
-        mask = 0
-        for part in reservation.parts:
-            mask |= 1 << part
-            new = len(rows)
-            if fresh < new:
-                new -= int(np.count_nonzero(before & np.uint64(1 << part)))
+        mask: U64Array | np.uint64 = np.uint64(0)
+        for at, part in enumerate(reservation.parts):
+            new = len(rows) if spare is None else int(np.count_nonzero(~spare[:, at]))
             size = new * reservation.namespace.cuts[part].length
             reservation.namespace.bytes += size
             state.ready_bytes += size
-        index.ready[rows] = before | np.uint64(mask)
+            mask = mask | (np.uint64(1 << part) if spare is None else ~spare[:, at] * np.uint64(1 << part))
+        index.ready[rows] = before | mask
         index.state[rows] = READY
         if state.placement:
-            state.placement.arrived(rows, np.uint64(mask) & ~before)  # READY before: that slot was spare
+            state.placement.arrived(rows, mask & ~before)
 
     # --- give up, under the lock ---------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class Loader:
         """From here on the block is read in DRAM."""
         placement, state, row = self._placement, self._state, load.row
         with state.lock:
-            there = state.index.state_at[row] == READY
+            there = state.index.state_at[row] == READY and self._still_there(load)
             if there:
                 for part in load.places:  # one by one: they may differ in how many chunks they have
                     state.dram.record(entries_of(state.index, [(load, part)], {load.namespace.id: load.namespace.id}))
@@ -157,13 +157,19 @@ class Loader:
             self._close(load, free=True)
         report(load.move, DONE if there else GONE)
 
+    def _still_there(self, load: Load) -> bool:
+        """NVMe has not lost a part of it meanwhile; there may be another one of that number now."""
+        parts, row = self._state.index.parts, load.row
+        ats = [(parts.find(row, part), source) for part, source in load.sources.items()]
+        return all(at >= 0 and (parts.slot_at[NVME][at], parts.generation_at[NVME][at]) == was for at, was in ats)
+
     def _fail(self, load: Load, reason: str, report: Report) -> None:
         """A block that cannot be read, or is not what was written, is lost on NVMe."""
         state = self._state
         lost = reason not in _TRANSIENT and self._placement.nvme.readable
         with state.lock:
             state.counters["load_failed_blocks_" + reason] += 1
-            there = state.index.state_at[load.row] == READY and lost
+            there = state.index.state_at[load.row] == READY and lost and self._still_there(load)
             left = not there or self._placement.free_nvme(load.row, bad=reason == IO)
         if not left:
             state.drop_subtree(load.row, "stale" if reason == STALE else "io" if reason == IO else "checksum")
