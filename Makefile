@@ -49,11 +49,11 @@ format: $(DEV)  ## rewrite the sources in the one format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto:  ## generate kvstore/v1 from proto/ (own environment, pinned generator)
-	sh proto/generate.sh kvstore/v1 '$(PYTHON)'
+proto:  ## generate the code of proto/ (own environment, pinned generator)
+	sh proto/generate.sh '$(PYTHON)'
 
-proto-check:  ## fail when kvstore/v1 is not what proto/ generates
-	sh proto/generate.sh --check kvstore/v1 '$(PYTHON)'
+proto-check:  ## fail when the generated code is not what proto/ generates
+	sh proto/generate.sh --check '$(PYTHON)'
 
 bench: $(RUN)  ## the data path against what this machine can do (ARGS=--json for one JSON object)
 	$(BIN)/kvstore bench local $(ARGS)

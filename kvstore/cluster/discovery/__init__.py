@@ -1,0 +1,1 @@
+"""Ways to find the other nodes of a cell."""
