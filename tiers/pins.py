@@ -4,8 +4,8 @@ A hard pin needs those of the blocks before it, without which its block could no
 namespace are always whole chains from block 0, and what they keep is what is counted. Explicit requests win over pins:
 a block that somebody evicts, purges or drops by name goes, and its pin with it.
 
-A pin is noted beside the slot header of its block, so it survives a restart of the node, unless the block was on NVMe
-only.
+A pin is noted beside the slot headers of its block and, in a store with two tiers, in NVMe's index: it survives a
+restart of the node wherever the block is.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _PIECE = 256  # keys worked on at a time under the lock
 _SCAN = 65_536  # rows looked at in one step under the lock
 _LATEST = 2**32 - 1  # seconds since the epoch that a header can note
 _POLL = 1.0  # seconds between looks at what ends
+_LIFTED = NO_PIN | 1 << 2  # in a header: what NVMe's index says of the block may be older
 
 
 class Pins:
@@ -163,7 +164,10 @@ class Pins:
 
     def dropped(self, row: int) -> None:
         """A pinned block goes, because somebody named it or it failed its checks."""
-        self._put(row, self._state.namespace_of(row), NO_PIN, 0)
+        namespace = self._state.namespace_of(row)
+        self._put(row, namespace, NO_PIN, 0)
+        if self._state.placement:
+            self._state.placement.note_pins(namespace, [row], 0)
 
     # --- pins that end ---------------------------------------------------------------------------------------
 
@@ -202,9 +206,12 @@ class Pins:
     # --- across a restart ------------------------------------------------------------------------------------
 
     def _note(self, namespace: Namespace, rows: list[int], level: int, until: int) -> None:
-        """Beside the headers of the slots in DRAM."""
+        """Beside the headers of the slots in DRAM, at once, and in NVMe's index, one commit later."""
+        value, placement = level | until << 2, self._state.placement
+        if rows and placement:
+            placement.note_pins(namespace, rows, value)
         if rows and len(slots := self._slots(namespace, np.array(rows, np.int64))):
-            self._state.dram.pin(slots, level | until << 2)
+            self._state.dram.pin(slots, value or (_LIFTED if placement else 0))
 
     def _slots(self, namespace: Namespace, rows: IntArray) -> SlotArray:
         index, found = self._state.index, []
@@ -216,17 +223,47 @@ class Pins:
 
     def recover(self) -> None:
         """At the start: pins whose time is not over. Quotas were kept when they were set."""
-        index, pinned = self._state.index, []
-        for start in range(0, index.rows_used, _SCAN):
-            rows = start + np.flatnonzero(index.state[start : min(start + _SCAN, index.rows_used)] == READY)
-            slots = index.parts.slot[TierKind.DRAM][index.first_part[rows]]
-            rows, slots = rows[slots != NO_SLOT], slots[slots != NO_SLOT]
-            pinned += [(int(index.block[rows[at]]), int(rows[at]), value) for at, value in self._state.dram.pins(slots)]
-        for _, row, value in sorted(pinned):
-            level, until = value & 3, value >> 2
+        index, placement = self._state.index, self._state.placement
+        noted = self._on_nvme() if placement else {}
+        values = noted | self._in_memory()
+        for row in sorted(values, key=index.block_at.__getitem__):
+            level, until = values[row] & 3, values[row] >> 2
             lasting = not until or until > time.time()
             if lasting and (level == SOFT_PIN or (level == HARD_PIN and self._follows(row))):
                 self._put(row, self._state.namespace_of(row), level, until)
+        for row in values if placement else ():
+            now = index.pins_at[row] | self._until_at[row] << 2
+            if now != noted.get(row, 0):
+                self._note(self._state.namespace_of(row), [row], index.pins_at[row], self._until_at[row])
+
+    def _in_memory(self) -> dict[int, int]:
+        """What slot headers say, by row."""
+        state, index, parts, found = self._state, self._state.index, self._state.index.parts, dict[int, int]()
+        for start in range(0, index.rows_used, _SCAN):
+            rows = start + np.flatnonzero(index.state[start : min(start + _SCAN, index.rows_used)] == READY)
+            at = index.first_part[rows].astype(np.int64)
+            while len(rows := rows[at >= 0]):
+                at = at[at >= 0]
+                slots = parts.slot[TierKind.DRAM][at]
+                there = slots != NO_SLOT
+                here = rows[there]
+                found.update((int(here[n]), value) for n, value in state.dram.pins(slots[there]))
+                at = parts.next[at].astype(np.int64)
+        return found
+
+    def _on_nvme(self) -> dict[int, int]:
+        """What NVMe's index says, by row. What it says of blocks that are not here is forgotten."""
+        state, placement, found = self._state, self._state.placement, dict[int, int]()
+        assert placement
+        ids = {number: namespace for namespace, number in placement.numbers.items()}
+        for (number, key), value in placement.nvme.pins.found.items():
+            row = state.index.find_one(ids[number], key) if number in ids else -1
+            if row >= 0 and state.index.state_at[row] == READY:
+                found[row] = value
+            else:
+                placement.nvme.pins.set(number, [key], 0)
+        placement.nvme.pins.found.clear()
+        return found
 
     # --- numbers ---------------------------------------------------------------------------------------------
 

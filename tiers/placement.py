@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvstore.core.errors import InvalidArgument
 from kvstore.tiers.columns import IntArray, column
 from kvstore.tiers.index import READY
 from kvstore.tiers.namespaces import Namespace
@@ -57,6 +58,13 @@ class Placement:
         if found is None:
             found = self.numbers[namespace.id] = self.nvme.open_namespace(namespace.canonical)
         return found
+
+    def note_pins(self, namespace: Namespace, rows: Sequence[int], value: int) -> None:
+        """Notes pins where a restart without the memory file finds them; 0: there are none (any more)."""
+        with contextlib.suppress(InvalidArgument):  # NVMe's table is full: these blocks are never there
+            number = self.number(namespace) if value else self.numbers.get(namespace.id)
+            if number is not None:
+                self.nvme.pins.set(number, map(self.index.key, rows), value)
 
     def retire_namespace(self, namespace: Namespace) -> None:
         """It is being dropped: once that is durable, none of its blocks comes back after a restart."""
@@ -159,7 +167,6 @@ class Placement:
             parts.slot_at[tier][at], parts.generation_at[tier][at] = slot, generation
             mask[row] |= 1 << part
 
-    def free_dram(self, row: int) -> None:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Somebody waits for ``room``: what is written is committed at once, since DRAM copies stay until then."""
@@ -171,6 +178,7 @@ class Placement:
             self.awaited -= 1
 
         """A row whose parts are all on NVMe gives its DRAM slots back."""
+    def free_dram(self, row: int) -> None:
         state = self._state
         self.leave(row, DRAM)
         if self.fresh[row] == PREFETCHED:
@@ -220,14 +228,14 @@ class Placement:
         """All that is in DRAM can be read on NVMe as well."""
         return not self.dram_at[row] & ~self.nvme_at[row]
 
-    def same(self, row: int, namespace: int, key: bytes) -> bool:
-        """The row is still that block, and can be read."""
     def safe(self, row: int) -> bool:
         """All that is in DRAM is on NVMe as well, for good: a node killed now finds it there."""
         return self.clean(row) and row not in self.unsettled
 
         return self.index.find_one(namespace, key) == row and self.index.state_at[row] == READY
 
+    def same(self, row: int, namespace: int, key: bytes) -> bool:
+        """The row is still that block, and can be read."""
     def used(self, row: int) -> int:
         """A block that was brought to DRAM is used for the first time (or goes): why it was brought, 0: it was not."""
         why = int(self.fresh[row])

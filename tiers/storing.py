@@ -11,7 +11,7 @@ import numpy as np
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.tiers.demoting import Demoter
-from kvstore.tiers.index import READY
+from kvstore.tiers.index import HARD_PIN, READY
 from kvstore.tiers.mover import DONE, FAILED, Move, Report
 from kvstore.tiers.moves import GONE, NO_ROOM, Load, Trip, entries_of, sound
 from kvstore.tiers.nvme.ticket import Outcome, Ticket
@@ -201,7 +201,7 @@ class Storer:
             state.counters["demotion_failed_blocks"] += 1
             if there and load.trip.held:
                 alone = state.index.leases_at[load.row] == 1 and not state.index.children_at[load.row]
-                if alone:
+                if alone and state.index.pins_at[load.row] != HARD_PIN:  # pinned on its way, perhaps
                     state.drop(load.row, "evicted")
                 else:
                     placement.enter(np.array([load.row]), DRAM)

@@ -31,12 +31,13 @@ class Batch:
     forgotten: set[int] = field(default_factory=set)  # slots that stay given out
     stamps: dict[int, int] = field(default_factory=dict)  # last use by slot
     metas: list[Meta] = field(default_factory=list)
+    notes: dict[bytes, bytes] = field(default_factory=dict)  # settings
     barriers: list[Barrier] = field(default_factory=list)
     synced: bool = False
 
     def __len__(self) -> int:
         removed = sum(map(len, self.removed)) + len(self.forgotten)
-        return len(self.written) + removed + len(self.metas) + len(self.stamps)
+        return len(self.written) + removed + len(self.metas) + len(self.notes) + len(self.stamps)
 
     def removals(self) -> U32Array:
         """Slots whose entries go."""
@@ -54,6 +55,7 @@ class Batch:
         """The removals go before those of ``queue``, to be tried again."""
         again = {int(ticket.entries[at]["slot"]) for ticket, at in queue.written}
         queue.removed[:0], queue.metas[:0] = self.removed, self.metas
+        queue.notes = self.notes | queue.notes
         queue.forgotten |= self.forgotten - again
 
     def give_up(self, reason: str) -> None:

@@ -119,6 +119,12 @@ class Committer:
             self._queue.metas.append(meta)
             self._added()
 
+    def note(self, notes: dict[bytes, bytes]) -> None:
+        """Settings by key, b"" to forget one; the last value counts."""
+        with self._changed:
+            self._queue.notes.update(notes)
+            self._added()
+
     def barrier(self) -> Barrier:
         """Commits soon; the barrier is set once everything queued so far is durable or failed."""
         barrier = Barrier()
@@ -229,7 +235,8 @@ class Committer:
 
     def _commit(self, batch: Batch) -> None:
         puts, removed, limit, index = packed(batch.written), batch.removals(), self._next_limit(), self.index
-        metas = [*batch.metas, Meta(SETTINGS, GENERATION_KEY, str(limit).encode())] if limit else batch.metas
+        metas = batch.metas + [Meta(SETTINGS, key, value) for key, value in batch.notes.items()]
+        metas += [Meta(SETTINGS, GENERATION_KEY, str(limit).encode())] if limit else []
         try:
             if index is None:
                 raise IndexGone("the disk is let go of")

@@ -25,22 +25,14 @@ from kvstore.tiers.nvme.index import IndexFailed, IndexGone, IndexProcess, Meta
 from kvstore.tiers.nvme.index_wire import NAMESPACES, SETTINGS
 from kvstore.tiers.nvme.keeper import Keeper
 from kvstore.tiers.nvme.namespaces import NamespaceTable
+from kvstore.tiers.nvme.notes import PinNotes
 from kvstore.tiers.nvme.pool import Bounce, IoPool, Lane
 from kvstore.tiers.nvme.recovery import Recovery
 from kvstore.tiers.nvme.scrub import OnBad, Scrubber
 from kvstore.tiers.nvme.slots import SlotTable
 from kvstore.tiers.nvme.ticket import Ticket
 from kvstore.tiers.nvme.transfer import BlockMover, Fetched, Want, run_all
-from kvstore.tiers.tier import (
-    Entries,
-    SlotArray,
-    Slots,
-    Tier,
-    TierKind,
-    TierStat,
-    Transfer,
-    U64Array,
-)
+from kvstore.tiers.tier import Entries, SlotArray, Slots, Tier, TierKind, TierStat, Transfer, U64Array
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +74,7 @@ class NvmeTier(Tier):
         self._committer = Committer(
             self._files, self._slots, self._health, self._start_index, config.commit_interval, config.commit_entries
         )
+        self.pins = PinNotes(self._committer)
         self._pool = IoPool(config.io_threads, config.queue_depth)
         self._mover = BlockMover(
             self._pool, self._files, self._slots, self.namespace_table, self._committer, self._health
@@ -130,7 +123,9 @@ class NvmeTier(Tier):
 
     def _start(self, index: IndexProcess, recovery: Recovery) -> None:
         """Entries that were dropped go from the index before their slots can be given out."""
-        start = int(index.metas(SETTINGS).get(GENERATION_KEY, b"1"))
+        settings = index.metas(SETTINGS)
+        self.pins.load(settings)
+        start = int(settings.get(GENERATION_KEY, b"1"))
         self._slots.generation = self._slots.generation_limit = start
         if self._directory.readonly:
             self._health.trouble(Cause.READ_ONLY, f"{self._directory.path} is on a read-only file system")

@@ -18,6 +18,7 @@ import numpy as np
 from kvstore.tiers.index import FREE, READY
 from kvstore.tiers.memfile import purge
 from kvstore.tiers.nvme.slots import State as SlotState
+from kvstore.tiers.placement import Placement
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.tier import NO_SLOT, TierKind
 from kvstore.tiers.values import StoreConfig
@@ -109,40 +110,48 @@ def still(store: BlockStore, patience: float = 20.0) -> None:
 
 
 def audit_tiers(store: BlockStore) -> None:
-    """Places, memberships and child counts agree with each other; call it when nothing moves."""
-    state = store._state
-    placement = state.placement
+    """Places, memberships and child counts agree with each other; at a moment when nothing moves."""
+    placement = store._state.placement
     assert placement
+    while True:
+        still(store)
+        with store._state.lock:
+            if not placement.moving and not placement.unsettled:
+                _audit_tiers(store, placement)
+                return
+
+
+def _audit_tiers(store: BlockStore, placement: Placement) -> None:
+    state = store._state
     residence, index, parts = placement.residence, state.index, state.index.parts
-    with state.lock:
-        assert not +placement.leaving
-        assert not placement.transit
-        rows = np.flatnonzero(index.state[: index.rows_used] != FREE).tolist()
-        slots: dict[int, int] = {}
-        children = {tier: dict.fromkeys(rows, 0) for tier in residence.tiers}
-        for row in rows:
-            for tier in residence.tiers:
-                mask = residence.parts_at[tier][row]
-                found = sum(1 << int(parts.part[at]) for at in parts.of(row) if parts.slot_at[tier][at] != NO_SLOT)
-                assert mask == found, f"row {row} has parts {found:b} in {tier.name}, says {mask:b}"
-                if residence.has(row, tier) and index.parent_at[row] >= 0:
-                    children[tier][index.parent_at[row]] += 1
-            if index.state_at[row] == READY:
-                assert index.ready_at[row] == placement.dram_at[row] | placement.nvme_at[row]
-                assert residence.has(row, NVME) == bool(placement.nvme_at[row])
-                assert residence.has(row, DRAM) or not placement.dram_at[row]
-            for at in parts.of(row):
-                if (slot := parts.slot_at[NVME][at]) != NO_SLOT:
-                    assert slots.setdefault(slot, row) == row, f"NVMe slot {slot} has two owners"
-                    if index.state_at[row] == READY:
-                        found_state = placement.nvme._slots.state(slot, parts.generation_at[NVME][at])
-                        assert found_state is SlotState.STORED, f"NVMe slot {slot} is {found_state.name}"
+    assert not +placement.leaving
+    assert not placement.transit
+    rows = np.flatnonzero(index.state[: index.rows_used] != FREE).tolist()
+    slots: dict[int, int] = {}
+    children = {tier: dict.fromkeys(rows, 0) for tier in residence.tiers}
+    for row in rows:
         for tier in residence.tiers:
-            counted = {row: int(residence.children[tier][row]) for row in rows}
-            assert counted == children[tier], f"children in {tier.name}"
-        free = np.flatnonzero(index.state[: index.rows_used] == FREE)
-        assert not residence.member[free].any()
-        assert not (placement.dram[free] | placement.on_nvme[free]).any()
-        assert placement.fresh_rows == np.count_nonzero(placement.fresh)
+            mask = residence.parts_at[tier][row]
+            found = sum(1 << int(parts.part[at]) for at in parts.of(row) if parts.slot_at[tier][at] != NO_SLOT)
+            assert mask == found, f"row {row} has parts {found:b} in {tier.name}, says {mask:b}"
+            if residence.has(row, tier) and index.parent_at[row] >= 0:
+                children[tier][index.parent_at[row]] += 1
+        if index.state_at[row] == READY:
+            assert index.ready_at[row] == placement.dram_at[row] | placement.nvme_at[row]
+            assert residence.has(row, NVME) == bool(placement.nvme_at[row])
+            assert residence.has(row, DRAM) or not placement.dram_at[row]
+        for at in parts.of(row):
+            if (slot := parts.slot_at[NVME][at]) != NO_SLOT:
+                assert slots.setdefault(slot, row) == row, f"NVMe slot {slot} has two owners"
+                if index.state_at[row] == READY:
+                    found_state = placement.nvme._slots.state(slot, parts.generation_at[NVME][at])
+                    assert found_state is SlotState.STORED, f"NVMe slot {slot} is {found_state.name}"
+    for tier in residence.tiers:
+        counted = {row: int(residence.children[tier][row]) for row in rows}
+        assert counted == children[tier], f"children in {tier.name}"
+    free = np.flatnonzero(index.state[: index.rows_used] == FREE)
+    assert not residence.member[free].any()
+    assert not (placement.dram[free] | placement.on_nvme[free]).any()
+    assert placement.fresh_rows == np.count_nonzero(placement.fresh)
     used = placement.nvme._slots.in_use
     assert used == len(slots), f"{used} NVMe slots are in use, blocks have {len(slots)}"
