@@ -177,8 +177,8 @@ class Placement:
         finally:
             self.awaited -= 1
 
-        """A row whose parts are all on NVMe gives its DRAM slots back."""
     def free_dram(self, row: int) -> None:
+        """A row whose parts are all on NVMe gives its DRAM slots back."""
         state = self._state
         self.leave(row, DRAM)
         if self.fresh[row] == PREFETCHED:
@@ -232,10 +232,10 @@ class Placement:
         """All that is in DRAM is on NVMe as well, for good: a node killed now finds it there."""
         return self.clean(row) and row not in self.unsettled
 
-        return self.index.find_one(namespace, key) == row and self.index.state_at[row] == READY
-
     def same(self, row: int, namespace: int, key: bytes) -> bool:
         """The row is still that block, and can be read."""
+        return self.index.find_one(namespace, key) == row and self.index.state_at[row] == READY
+
     def used(self, row: int) -> int:
         """A block that was brought to DRAM is used for the first time (or goes): why it was brought, 0: it was not."""
         why = int(self.fresh[row])
