@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 IntArray: TypeAlias = npt.NDArray[np.int64]  # row numbers, shape (n,)
 
+FEW = 32  # below this many keys or rows plain integers are faster than numpy
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 

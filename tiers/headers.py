@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.tiers.columns import FEW
 from kvstore.tiers.layout import COMMITTED, FREE, HEADER, HEADER_BYTES, LIVE, SEGMENT, SEGMENT_BYTES
 from kvstore.tiers.memfile import MemoryFile
 from kvstore.tiers.segments import I64Array, SegmentSpace, SlotClass
@@ -57,6 +58,8 @@ class HeaderTable:
         segments = file.layout.segments
         self._area = np.array([file.layout.header_area_at(at) // 8 for at in range(segments)], np.int64)
         self._stride = np.zeros(segments, np.int64)  # words
+        self._area_at, self._stride_at = memoryview(self._area), memoryview(self._stride)
+        self._words_at = memoryview(self._words)
 
     def serve(self, segment: int, kind: SlotClass) -> None:
         """Headers of this segment have the stride of ``kind`` from now on."""
@@ -66,6 +69,11 @@ class HeaderTable:
         """Index in the file's words of each slot's header."""
         segment, index = self._space.locate(slots)
         return np.asarray(self._area[segment] + index * self._stride[segment])
+
+    def first_word(self, slot: int) -> int:
+        """As ``first_words``, of one slot."""
+        segment, index = self._space.locate_one(slot)
+        return self._area_at[segment] + index * self._stride_at[segment]
 
     def renew(self, slots: SlotArray) -> U32Array:
         """Clears the headers and raises the generations, which are returned."""
@@ -137,6 +145,10 @@ class HeaderTable:
 
     def checksums(self, slots: SlotArray, chunks: range) -> U64Array:
         """Shape (len(slots), len(chunks))."""
+        if len(slots) < FEW:
+            words, first, end = self._words_at, _WORDS + chunks.start, _WORDS + chunks.stop
+            found = b"".join([words[at + first : at + end] for at in map(self.first_word, slots.tolist())])
+            return np.frombuffer(found, np.uint64).reshape(len(slots), len(chunks))
         at = self.first_words(slots) + (_WORDS + chunks.start)
         return np.asarray(self._words[at[:, None] + np.arange(len(chunks))])
 

@@ -27,8 +27,15 @@ class Housekeeper:
 
     def step(self) -> float:
         """One round; seconds until the next."""
+        self.learn()
         self.flush(last=False)
         return _EVERY
+
+    def learn(self) -> None:
+        """The eviction policy learns of reads and writes since the last time; after a reply, or at the latest here."""
+        if self._state.policy.behind:
+            with self._state.lock:
+                self._state.policy.catch_up()
 
     def flush(self, last: bool = True) -> None:
         """Writes everything noted so far; to NVMe only now and then, or when it is the ``last`` time."""

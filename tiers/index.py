@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvstore.core.errors import NoSpace
 from kvstore.core.keys import KeyArray
-from kvstore.tiers.columns import IntArray, RowPool, column, power_of_two
+from kvstore.tiers.columns import FEW, IntArray, RowPool, column, power_of_two
 from kvstore.tiers.parts import PartTable
 
 NONE = -1
@@ -25,7 +25,6 @@ Key: TypeAlias = "bytes | tuple[int, int]"  # 16 bytes, or their low and high ha
 _MASK = 2**64 - 1
 _SPREAD = 0x9E3779B97F4A7C15
 _DETACHED = -2  # in ``_next``: the row is not in the table any more
-_SCALAR = 32  # below this many keys single look-ups are faster than numpy
 _SCAN = 65536  # rows looked at in one step of rows_of_namespace
 
 # columns of a block row: name, type. All are public but for the three sibling links.
@@ -140,9 +139,8 @@ class BlockIndex:
 
     def find(self, namespace: int, keys: KeyArray) -> IntArray:
         """Row of each key, -1 where absent. keys: shape (n, 2). Any state is found, a detached row is not."""
-        if len(keys) < _SCALAR:
-            pairs = keys.tolist()
-            return np.fromiter((self.find_one(namespace, (low, high)) for low, high in pairs), np.int64, len(pairs))
+        if len(keys) < FEW:
+            return np.fromiter(self.find_each(namespace, keys), np.int64, len(keys))
         low, high = np.ascontiguousarray(keys[:, 0]), np.ascontiguousarray(keys[:, 1])
         rows = self._heads[self._buckets(namespace, low)].astype(np.int64) - 1
         found = np.full(len(rows), NONE, np.int64)
@@ -156,6 +154,21 @@ class BlockIndex:
             rows = self._next[rows[~hit]].astype(np.int64) - 1
             pending, rows = pending[rows >= 0], rows[rows >= 0]
         return found
+
+    def find_each(self, namespace: int, keys: KeyArray) -> Iterator[int]:
+        """Like ``find``, one after the other: for a few keys."""
+        heads, next_at, mixed = self._heads_at, self._next_at, namespace * _SPREAD & _MASK
+        low_at, high_at, namespace_at, factor, shift = (
+            self.key_low_at, self.key_high_at, self.namespace_at, self._factor, self._shift
+        )  # fmt: skip
+        for low, high in keys.tolist():
+            at = heads[((low ^ mixed) * factor & _MASK) >> shift]
+            while at:
+                row = at - 1
+                if low_at[row] == low and high_at[row] == high and namespace_at[row] == namespace:
+                    break
+                at = next_at[row]
+            yield at - 1
 
     def find_one(self, namespace: int, key: Key) -> int:
         """Row of one key, -1 if absent."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvstore.core.errors import InvalidArgument, SessionLost
 from kvstore.core.keys import KeyArray
-from kvstore.tiers.columns import IntArray
+from kvstore.tiers.columns import FEW, IntArray
 from kvstore.tiers.index import READY
 from kvstore.tiers.leases import NO_ROWS, Lease, flat
 from kvstore.tiers.namespaces import Namespace
@@ -136,11 +136,22 @@ class Matcher:
     def _complete(self, number: int, keys: KeyArray, start: int, need: np.uint64) -> IntArray:
         """Rows of the leading blocks that have all parts in ``need`` (not 0) READY."""
         index = self._state.index
+        if len(keys) < FEW:
+            return np.array(self._complete_few(number, keys, start, int(need)), np.int64)
         rows = index.find(number, keys)
         good = index.ready[rows] & need == need
         good &= index.block[rows] == _COUNT[: len(rows)] + np.uint32(start)
         good &= rows >= 0
         return rows[: _leading(good)]
+
+    def _complete_few(self, number: int, keys: KeyArray, start: int, need: int) -> list[int]:
+        index, rows = self._state.index, []
+        ready, block = index.ready_at, index.block_at
+        for at, row in enumerate(index.find_each(number, keys), start):
+            if row < 0 or ready[row] & need != need or block[row] != at:
+                break
+            rows.append(row)
+        return rows
 
     def miss(self, namespace: Namespace, keys: KeyArray, blocks: int, mask: int) -> MissReason:
         """Why the prefix ends after ``blocks`` blocks."""
@@ -276,7 +287,7 @@ class Matcher:
 
     def checksums(self, slots: SlotArray, chunks: range) -> U64Array:
         """Of chunks of each slot, shape (n, chunks); zeros for holes."""
-        if slots.min():
+        if np.count_nonzero(slots) == len(slots):
             return self._state.dram.checksums(slots, chunks)
         sums = np.zeros((len(slots), len(chunks)), np.uint64)
         there = np.flatnonzero(slots)

@@ -82,6 +82,7 @@ class SegmentSpace:
         self.segment_granules = segment_granules
         self.segments = segments
         self.granules_of = np.ones(segments, np.int64)  # slot size of each segment, for address arithmetic
+        self._granules_at = memoryview(self.granules_of)
         self.pool: list[int] = []
         self._shift = segment_granules.bit_length() - 1
         self._dedicate = dedicate
@@ -98,6 +99,12 @@ class SegmentSpace:
         relative = slots.astype(np.int64) - self.base
         segment = relative >> self._shift
         return segment, (relative - (segment << self._shift)) // self.granules_of[segment]
+
+    def locate_one(self, slot: int) -> tuple[int, int]:
+        """Segment and index in it of one slot address."""
+        relative = slot - self.base
+        segment = relative >> self._shift
+        return segment, (relative - (segment << self._shift)) // self._granules_at[segment]
 
     def addresses(self, segment: int, indexes: npt.NDArray[np.integer]) -> SlotArray:
         """Slot addresses of slot indexes of one segment."""

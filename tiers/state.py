@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.tiers.columns import IntArray, column
+from kvstore.tiers.columns import FEW, IntArray, column
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.eviction import EvictionPolicy, make_policy
+from kvstore.tiers.eviction import make_policy
+from kvstore.tiers.eviction.late import Late
 from kvstore.tiers.idle import IdleFirst
 from kvstore.tiers.index import EVICTING, BlockIndex
 from kvstore.tiers.leases import Holdings
@@ -50,7 +51,7 @@ class State:
         residence = Residence(self.index, (TierKind.DRAM, TierKind.NVME)) if nvme else None
         orders = [residence.rows(tier) for tier in residence.tiers] if residence else []
         policy = make_policy(config.policy, self.index, self._block_tokens, orders)
-        self.policy: EvictionPolicy = IdleFirst(policy, self.namespaces, config.namespace_idle)
+        self.policy = Late(IdleFirst(policy, self.namespaces, config.namespace_idle))
         table = SessionTable(file)
         self.holdings = Holdings(table, config.max_leased_bytes or config.capacity_bytes // 2)
         self.sessions: dict[int, Session] = {}
@@ -88,11 +89,23 @@ class State:
 
     def hold(self, rows: IntArray) -> None:
         """Keeps (distinct) rows and their slots where they are."""
-        self.index.leases[rows] += 1
+        if len(rows) < FEW:
+            leases = self.index.leases_at
+            for row in rows.tolist():
+                leases[row] += 1
+        else:
+            self.index.leases[rows] += 1
 
     def unhold(self, rows: IntArray) -> None:
         """Ends a hold; rows that were only kept for it go now."""
         index = self.index
+        if len(rows) < FEW:
+            leases, state = index.leases_at, index.state_at
+            for row in rows.tolist():
+                leases[row] -= 1
+                if state[row] == EVICTING and not leases[row]:
+                    self._remove(row)
+            return
         left = index.leases[rows] - 1
         index.leases[rows] = left
         going = index.state[rows] == EVICTING

@@ -91,6 +91,7 @@ class BlockStore:
 
     def _open(self, fresh: bool, on_nvme: list[Entries]) -> None:
         self._housekeeper = Housekeeper(self._state)
+        self.learn = self._housekeeper.learn  # what requests leave undone: to be called when a reply was sent
         self._committer = Committer(self._state)
         self._registry = Registry(self._state, self._committer)
         self._evictor = Evictor(self._state)
@@ -289,8 +290,7 @@ class BlockStore:
                 f"prefetch to {TierKind(tier).name.lower()} is not possible here: blocks are brought from NVMe to "
                 "DRAM, by a node that has both"
             )
-        wanted, _ = part_mask(space, parts)
-        mask = sum(1 << part for part in wanted)
+        mask = sum(1 << part for part in part_mask(space, parts)[0])
         return self._movement.promoter.prefetch(session.token if session else b"", space, keys, mask, deadline)
 
     def release(self, session: Session, leases: Sequence[int]) -> list[bool]:

@@ -231,6 +231,7 @@ class Writer:
         for run in [new] if whole else np.split(new, np.flatnonzero(np.diff(new) != 1) + 1):
             start, stop = int(run[0]), int(run[-1]) + 1
             parent = int(plan.rows[start - 1]) if start else plan.parent
+            state.policy.catch_up()
             rows = state.index.insert_run(piece.namespace.id, piece.keys[start:stop], parent, piece.first + start)
             plan.rows[start:stop] = rows
             if state.placement:

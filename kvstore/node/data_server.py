@@ -187,6 +187,7 @@ class DataServer:
             return self._answer_error(lane, header, error, start)
         sent = self._answer(lane, header, reply)
         lane.tally.request(header.op, time.perf_counter() - start, header.payload_len, sent)
+        self._handlers.after()
         return header.op is not Op.BYE
 
     def _answer(self, lane: Lane, header: Header, reply: Reply) -> int:

@@ -97,6 +97,10 @@ class Handlers:
         kind, run = self._ops[op]
         return run(lane, session, _parse(kind, message, op))
 
+    def after(self) -> None:
+        """What need not be done before a reply is sent."""
+        self._store.learn()
+
     # --- session --------------------------------------------------------------------------------------------
 
     def _hello(self, lane: Lane, request: pb.HelloRequest) -> Reply:
