@@ -54,6 +54,10 @@ def verify(view: memoryview, piece: Piece, seed: int, sums: Sequence[int], at: i
     )
 
 
+def _nothing(item: int) -> bool:
+    return False
+
+
 class _Job:
     """Items handed out in order to whoever asks; ``failed`` is the first item that was not done."""
 
@@ -104,6 +108,7 @@ class _Job:
             self._closed = True
         if self._helping:
             self._helped.wait()
+        self._work = _nothing  # a helper that comes to this job later keeps no buffer alive meanwhile
 
 
 def spread(count: int, size: int, work: Callable[[int], bool], deadline: float) -> tuple[int, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -162,3 +163,30 @@ def test_spread_raises_what_an_item_raised_after_all_threads_have_stopped(size: 
 def test_piece_is_a_value() -> None:
     assert isinstance(make_plan(SPECS, (0,), None).pieces[0], Piece)
     assert make_plan(SPECS, (), None) == make_plan(SPECS, (), None)
+
+
+def test_what_spread_worked_on_is_let_go_of_when_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that is late must not keep a borrowed lease alive."""
+    waiting: list[object] = []
+
+    class Late:
+        def available(self) -> bool:
+            return True
+
+        def call(self, job: object) -> None:
+            waiting.append(job)  # it comes to it later
+
+    class Lent:
+        pass
+
+    monkeypatch.setattr("kvstore.transport.copying._HELPERS", Late())
+    lent = Lent()
+    gone = weakref.ref(lent)
+
+    def work(item: int, lent: Lent = lent) -> bool:
+        return lent is not None
+
+    assert spread(4, SPREAD_BYTES, work, time.monotonic() + 10) == (4, False)
+    del lent, work
+    assert waiting
+    assert gone() is None
