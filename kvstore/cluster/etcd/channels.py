@@ -14,7 +14,7 @@ from kvstore.cluster.etcd.settings import EtcdSettings
 
 T = TypeVar("T")
 _OPTIONS: list[tuple[str, int | str]] = [
-    # etcd cuts clients that ping more often than each 5 s; watches have a heartbeat of their own above this.
+    # etcd allows a ping each 5 s, and gRPC sends two at most without data: watches have a heartbeat of their own.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.initial_reconnect_backoff_ms", 200),

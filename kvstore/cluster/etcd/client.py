@@ -15,7 +15,7 @@ from kvstore.cluster.etcd import etcd_min_pb2 as pb
 from kvstore.cluster.etcd import methods
 from kvstore.cluster.etcd.backoff import Backoff
 from kvstore.cluster.etcd.channels import Channels, Metadata, Stream
-from kvstore.cluster.etcd.errors import EtcdRefused, EtcdUnavailable, LeaseGone, Remedy, remedy
+from kvstore.cluster.etcd.errors import EtcdRefused, EtcdUnavailable, LeaseGone, Remedy, TokenRefused, remedy
 from kvstore.cluster.etcd.methods import Method, Reply, Request
 from kvstore.cluster.etcd.settings import EtcdSettings
 from kvstore.core.errors import KVStoreError
@@ -59,6 +59,14 @@ class EtcdClient:
     async def list(self, prefix: bytes, deadline: float = DEADLINE) -> Listing:
         reply = await self.call(methods.RANGE, pb.RangeRequest(key=prefix, range_end=prefix_end(prefix)), deadline)
         return Listing(reply.header.revision, tuple(map(_entry, reply.kvs)))
+
+    async def ping(self, index: int, key: bytes) -> None:
+        """One small read of the state of one endpoint, over the connection that its streams use."""
+        request = pb.RangeRequest(key=key, serializable=True, keys_only=True)
+        try:
+            await self._attempt(index, methods.RANGE, request, ATTEMPT)
+        except TokenRefused:
+            await self._attempt(index, methods.RANGE, request, ATTEMPT)
 
     async def compare_and_put(
         self, key: bytes, value: bytes, revision: int, lease: int = 0, deadline: float = DEADLINE
@@ -108,9 +116,11 @@ class EtcdClient:
                 timeout = max(0.01, min(ATTEMPT, end - time.monotonic()))
                 return await self._attempt(index, method, request, timeout)
             except EtcdUnavailable as error:
-                await self.channels.failed(index)
+                untouched = isinstance(error, TokenRefused)
+                if not untouched:
+                    await self.channels.failed(index)
                 wait = backoff.wait()
-                if not method.again or time.monotonic() + wait >= end:
+                if not (method.again or untouched) or time.monotonic() + wait >= end:
                     raise
                 _log.debug("etcd: %s; trying %s", error, self.channels.name(self.channels.current))
                 await asyncio.sleep(wait)
@@ -138,15 +148,6 @@ class EtcdClient:
         await self.channels.close()
 
     async def _attempt(self, index: int, method: Method[Request, Reply], request: Request, timeout: float) -> Reply:
-        """At one endpoint, and a second time with a new token when etcd does not take the first."""
-        metadata = await self._metadata(index)
-        try:
-            return await self.channels.unary(index, method, request, metadata, timeout)
-        except grpc.aio.AioRpcError as error:
-            if not metadata or remedy(error.code(), error.details()) is not Remedy.NEW_TOKEN:
-                raise self._typed(index, error) from None
-        if metadata == self._as_metadata():
-            self.forget_token()
         try:
             return await self.channels.unary(index, method, request, await self._metadata(index), timeout)
         except grpc.aio.AioRpcError as error:
@@ -157,9 +158,6 @@ class EtcdClient:
             async with self._authenticating:
                 if not self._token:
                     self._token = await self._authenticate(index)
-        return self._as_metadata()
-
-    def _as_metadata(self) -> Metadata:
         return (("token", self._token),) if self._token else ()
 
     async def _authenticate(self, index: int) -> str:
@@ -180,7 +178,7 @@ class EtcdClient:
             return LeaseGone(text)
         if cure is Remedy.NEW_TOKEN:
             self.forget_token()
-            return EtcdUnavailable(text)
+            return TokenRefused(text)
         if cure is Remedy.OTHER_ENDPOINT:
             return EtcdUnavailable(text)
         return EtcdRefused(f"{text}; check user, password and the role's permissions")

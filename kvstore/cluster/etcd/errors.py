@@ -13,6 +13,10 @@ class EtcdUnavailable(Unavailable):
     """No endpoint answered in time. Whether a write took place is not known."""
 
 
+class TokenRefused(EtcdUnavailable):
+    """The token is not known, or not any more: nothing took place, a new one may help."""
+
+
 class EtcdRefused(ConfigError):
     """etcd answered, and will not do this: credentials, permissions, limits."""
 

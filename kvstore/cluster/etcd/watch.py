@@ -14,9 +14,7 @@ from kvstore.cluster.etcd.client import ATTEMPT, EtcdClient, prefix_end
 from kvstore.cluster.etcd.errors import EtcdUnavailable, HistoryLost
 
 _log = logging.getLogger(__name__)
-_HEARTBEAT = 2.0  # seconds of silence after which etcd is asked for a sign of life, and has as many to give it
-_PING = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
-_BROADCAST = -1  # the watch id of answers to _PING
+_SILENCE = 2.0  # seconds after which etcd is asked for a sign of life
 OnEvents = Callable[[Sequence[pb.Event]], None]
 
 
@@ -38,8 +36,7 @@ class Cursor:
         elif response.events:
             # Whole revisions come in one response, unless fragments are asked for. The header may be ahead.
             self.next = response.events[-1].kv.mod_revision + 1
-        elif response.watch_id != _BROADCAST:
-            # An answer to _PING may overtake events (etcd before 3.4.25 and 3.5.8), this one does not.
+        else:  # etcd's word now and then that there are no events up to here
             self.next = max(self.next, response.header.revision + 1)
         return response.events
 
@@ -72,16 +69,12 @@ async def _watch_once(
     )
     async with client.stream(methods.WATCH) as stream:
         await stream.write(pb.WatchRequest(create_request=create), ATTEMPT)
-        asked = False
         while True:
-            response = await stream.read(_HEARTBEAT)
+            response = await stream.read(_SILENCE)
             if response is None:
-                if asked:
-                    raise EtcdUnavailable(f"{client.channels.name(stream.index)} gives no sign of life")
-                asked = True
-                await stream.write(_PING, ATTEMPT)
+                # Not by a progress request: a watch that had no event yet may get no answer (etcd issue 17507).
+                await client.ping(stream.index, prefix)
                 continue
-            asked = False
             if response.canceled:
                 client.forget_token()  # a token that has run out looks like a lack of permission here
             events = cursor.take(response)

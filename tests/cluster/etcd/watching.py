@@ -13,13 +13,25 @@ from kvstore.cluster.etcd.watch import watch
 from kvstore.cluster.loop import LoopThread
 
 
+class Troubles(Trouble):
+    """Remembers all."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger("test"), "watching")
+        self.all: list[str] = []
+
+    def begins(self, why: object) -> None:
+        super().begins(why)
+        self.all.append(self.text)
+
+
 class Watching:
     """A running watch: ``values`` of all events in the order in which they came."""
 
     def __init__(self, loop: LoopThread, client: EtcdClient, prefix: bytes, start: int) -> None:
         self.values: list[bytes] = []
         self.revisions: list[int] = []
-        self.trouble = Trouble(logging.getLogger("test"), "watching")
+        self.trouble = Troubles()
         self.task = loop.submit(watch(client, prefix, start, self._events, self.trouble))
 
     def _events(self, events: Sequence[pb.Event]) -> None:
@@ -33,12 +45,10 @@ class Following:
     def __init__(self, loop: LoopThread, client: EtcdClient, prefix: bytes) -> None:
         self.updates: list[Update] = []
         self.now: dict[bytes, bytes] = {}
-        self.rounds = 0
-        self.trouble = Trouble(logging.getLogger("test"), "following")
+        self.trouble = Troubles()
         self.task = loop.submit(follow(client, prefix, self._take, self.trouble))
 
     def _take(self, updates: list[Update]) -> None:
-        self.rounds += 1
         for update in updates:
             self.updates.append(update)
             if update.entry is None:
