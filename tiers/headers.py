@@ -77,11 +77,19 @@ class HeaderTable:
 
     def renew(self, slots: SlotArray) -> U32Array:
         """Clears the headers and raises the generations, which are returned."""
+        if len(slots) < FEW:
+            return np.array([self._renew(self.first_word(slot)) for slot in slots.tolist()], np.uint32)
         at, words = self.first_words(slots), self._words
         words[at] = 0
         generations = (words[at + 1] + np.uint64(1)) & _GENERATION
         words[at + 1] = generations
         return generations.astype(np.uint32)
+
+    def _renew(self, at: int) -> int:
+        words = self._words_at
+        words[at] = 0
+        words[at + 1] = generation = (words[at + 1] + 1) & 0xFFFFFFFF
+        return generation
 
     def clear(self, slots: SlotArray) -> None:
         """The slots hold nothing; generations stay."""
@@ -101,11 +109,18 @@ class HeaderTable:
 
     def write(self, entries: Entries) -> None:
         """Commits headers. All entries must have the same number of chunks. The CRC goes last."""
-        at, words, chunks = self.first_words(entries.slots), self._words, int(entries.chunks[0])
-        records = _records(entries)
-        body = records.view("<u8").reshape(len(at), _WORDS)
-        sums = np.ascontiguousarray(entries.checksums, "<u8").reshape(len(at), chunks)
+        words, chunks, records = self._words, int(entries.chunks[0]), _records(entries)
+        body = records.view("<u8").reshape(len(entries), _WORDS)
+        sums = np.ascontiguousarray(entries.checksums, "<u8").reshape(len(entries), chunks)
         records["crc"] = _crcs(body, sums, entries.slots)
+        if len(entries) < FEW:
+            for nth, one in enumerate(map(self.first_word, entries.slots.tolist())):
+                words[one + 2 : one + _WORDS] = body[nth, 2:]
+                words[one + _WORDS : one + _WORDS + chunks] = sums[nth]
+                words[one + 1] = body[nth, 1]
+                words[one] = body[nth, 0]
+            return
+        at = self.first_words(entries.slots)
         words[at[:, None] + _BODY] = body[:, 2:]
         words[at[:, None] + np.arange(_WORDS, _WORDS + chunks)] = sums
         words[at + 1] = body[:, 1]

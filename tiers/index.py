@@ -25,6 +25,7 @@ Key: TypeAlias = "bytes | tuple[int, int]"  # 16 bytes, or their low and high ha
 _MASK = 2**64 - 1
 _SPREAD = 0x9E3779B97F4A7C15
 _DETACHED = -2  # in ``_next``: the row is not in the table any more
+_RUN = 8  # up to this many new rows are written one by one
 _SCAN = 65536  # rows looked at in one step of rows_of_namespace
 
 # columns of a block row: name, type. All are public but for the three sibling links.
@@ -221,6 +222,8 @@ class BlockIndex:
         """New rows for consecutive blocks of one chain, like ``insert`` one by one. Raises IndexFull, all or none."""
         count = len(keys)
         self._check_room(count)
+        if count <= _RUN:
+            return np.array(self._insert_each(namespace, keys, parent_row, first_block), np.int64)
         rows = self._pool.take_many(count)
         if not count:
             return rows
@@ -237,6 +240,13 @@ class BlockIndex:
         self.parent[rows[0]] = parent_row
         self._adopt(int(rows[0]), parent_row, namespace)
         self._counts[namespace] += count
+        return rows
+
+    def _insert_each(self, namespace: int, keys: KeyArray, row: int, block: int) -> list[int]:
+        rows = []
+        for at, (low, high) in enumerate(keys.tolist(), block):
+            row = self.insert(namespace, (low, high), row, at)
+            rows.append(row)
         return rows
 
     def detach(self, row: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.core.errors import NoSpace
-from kvstore.tiers.columns import IntArray, RowPool, column
+from kvstore.tiers.columns import FEW, IntArray, RowPool, column
 from kvstore.tiers.tier import NO_SLOT, TierKind
 
 NONE = -1
@@ -47,6 +47,8 @@ class PartTable:
             raise ValueError(f"part {part} is not 0 to {MAX_PARTS - 1}")
         if self._pool.used + len(rows) > self.max_parts:
             raise NoSpace(f"the part table is full: {self.max_parts} parts. Raise max_parts", limit=self.max_parts)
+        if len(rows) == 1:
+            return self._add_one(int(rows[0]), part)
         added = self._pool.take_many(len(rows))
         self.part[added] = part
         self.next[added] = self._first[rows]
@@ -54,6 +56,14 @@ class PartTable:
         for slot in self.slot:
             slot[added] = NO_SLOT
         return added
+
+    def _add_one(self, row: int, part: int) -> IntArray:
+        at = self._pool.take()
+        self._part_at[at], self._next_at[at] = part, self._first_at[row]
+        self._first_at[row] = at
+        for slot in self.slot_at:
+            slot[at] = NO_SLOT
+        return np.array([at], np.int64)
 
     def find(self, row: int, part: int) -> int:
         """The row of ``part`` of one block, or -1."""
@@ -64,6 +74,8 @@ class PartTable:
 
     def find_many(self, rows: IntArray, part: int) -> IntArray:
         """The row of ``part`` of each block, -1 where it has none. ``rows`` holds no -1."""
+        if len(rows) < FEW:
+            return np.array([self.find(row, part) for row in rows.tolist()], np.int64)
         at = self._first[rows].astype(np.int64)
         while (wrong := np.flatnonzero((at >= 0) & (self.part[at] != part))).size:
             at[wrong] = self.next[at[wrong]]

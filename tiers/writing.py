@@ -137,8 +137,9 @@ class Writer:
         size = sum(piece.namespace.cuts[part].length for part in piece.parts)
         room = self._state.holdings.room(piece.session, len(piece.parts), size)
         outcomes = np.full(len(rows), _STORED, np.uint8)
-        if rows.max() >= 0 or len(rows) > room or (piece.first and parent < 0):
-            self._judge(piece, rows.tolist(), parent, room, outcomes)
+        if not np.count_nonzero(rows >= 0) and len(rows) <= room and (parent >= 0 or not piece.first):
+            return _Plan(rows, outcomes, parent, np.arange(len(rows)))
+        self._judge(piece, rows.tolist(), parent, room, outcomes)
         return _Plan(rows, outcomes, parent, np.flatnonzero(outcomes == _STORED))
 
     def _judge(self, piece: _Piece, rows: list[int], parent: int, room: int, outcomes: npt.NDArray[np.uint8]) -> None:
@@ -249,9 +250,12 @@ class Writer:
         size = len(rows) * sum(piece.namespace.cuts[part].length for part in piece.parts)
         addresses = _columns([one.slots for one in slots])
         positions = holdings.take(session, addresses.reshape(-1), size)
+        keys, parents = piece.keys, _parents(piece)
+        if len(wanted) < len(keys):
+            keys, parents = keys[wanted], parents[wanted]
         reservation = Reservation(
-            id=holdings.next_id(), namespace=piece.namespace, parts=piece.parts, keys=piece.keys[wanted],
-            parents=_parents(piece)[wanted], blocks=(piece.first + wanted).astype(np.uint32), rows=rows,
+            id=holdings.next_id(), namespace=piece.namespace, parts=piece.parts, keys=keys, parents=parents,
+            blocks=(piece.first + wanted).astype(np.uint32), rows=rows,
             slots=addresses, generations=_columns([one.generations for one in slots]), spare=spare,
             bytes=size, positions=positions,
         )  # fmt: skip

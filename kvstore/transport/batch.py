@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from kvstore.core.errors import ProtocolError
 from kvstore.core.keys import KEY_BYTES
 from kvstore.transport.mapping import Bytes
-from kvstore.transport.plan import Plan
+from kvstore.transport.plan import Entry, Plan
 from kvstore.v1 import data_pb2 as pb
 from kvstore.v1.types_pb2 import ChainSlice
 
@@ -22,6 +22,7 @@ M = TypeVar("M", bound=Message)
 Targets: TypeAlias = "Sequence[Bytes]"  # one a piece, block-major
 CHECKSUM = "checksum"
 DEADLINE = "deadline"
+_KEPT = 4096  # entries that a plan keeps
 _NODE_SHARE = 0.9  # of the time left, that a node may wait for slower tiers
 
 
@@ -140,17 +141,17 @@ def commit_request(reservation: int, sums: Sequence[int], ack: int, deadline: fl
     return request.SerializeToString()
 
 
-class Entry(NamedTuple):
-    """One piece of one block in a batch. ``nth``: its place in the buffers; ``sums``: index of its first checksum."""
-
-    nth: int
-    block: int
-    at: int
-    sums: int
-
-
 def entries(plan: Plan, blocks: int) -> list[Entry]:
     """The pieces of ``blocks`` blocks, block-major."""
+    count, found = blocks * len(plan.pieces), plan.kept[0]
+    if len(found) < count:
+        found = _entries(plan, blocks)
+        if count <= _KEPT:
+            plan.kept[0] = found
+    return found[:count]
+
+
+def _entries(plan: Plan, blocks: int) -> list[Entry]:
     starts = [0, *itertools.accumulate(len(piece.chunks) for piece in plan.pieces)][:-1]
     width = len(starts)
     return [
@@ -163,7 +164,7 @@ def entries(plan: Plan, blocks: int) -> list[Entry]:
 def present(call: GetCall, found: list[Entry], sums: Sequence[int]) -> tuple[list[Entry], tuple[tuple[int, int], ...]]:
     """The entries that carry bytes, and the (block, position) of those that are not here: their checksums are zero."""
     pieces = call.plan.pieces
-    if not any(piece.sparse for piece in pieces):
+    if not call.plan.sparse:
         return found, ()
     here = [
         entry

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kvstore.core.errors import (
     DeadlineExceeded,
@@ -88,8 +88,7 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """A checked frame header. ``message_len`` and ``payload_len`` are bytes that follow it."""
 
     op: Op
@@ -147,25 +146,24 @@ def parse_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
         raise ProtocolError(f"frame with unknown flags {flags & ~_KNOWN_FLAGS:#06x}", request_id=request_id)
     if reserved:
         raise ProtocolError(f"frame with reserved bytes {reserved:#x}, which must be zero", request_id=request_id)
-    _check_sizes(message_len, payload_len, limits, request_id)
+    if message_len > limits.max_header_bytes or payload_len > limits.max_frame_bytes:
+        raise _too_large(message_len, payload_len, limits, request_id)
     known = _OPS.get(op)
     if known is None:
         raise UnknownOp(f"unknown op {op}; known are 1 to {max(_OPS)}", op=op, request_id=request_id)
     return Header(known, flags, message_len, request_id, payload_len, version)
 
 
-def _check_sizes(message_len: int, payload_len: int, limits: Limits, request_id: int) -> None:
-    for what, got, most in (
-        ("message", message_len, limits.max_header_bytes),
-        ("payload", payload_len, limits.max_frame_bytes),
-    ):
-        if got > most:
-            raise FrameTooLarge(
-                f"a frame announces a {what} of {got} bytes, at most {most} are accepted; send smaller batches",
-                got=got,
-                want=most,
-                request_id=request_id,
-            )
+def _too_large(message_len: int, payload_len: int, limits: Limits, request_id: int) -> FrameTooLarge:
+    what, got, most = "message", message_len, limits.max_header_bytes
+    if got <= most:
+        what, got, most = "payload", payload_len, limits.max_frame_bytes
+    return FrameTooLarge(
+        f"a frame announces a {what} of {got} bytes, at most {most} are accepted; send smaller batches",
+        got=got,
+        want=most,
+        request_id=request_id,
+    )
 
 
 # --- sending ---------------------------------------------------------------------------------------------

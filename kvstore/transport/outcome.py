@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.core.errors import ProtocolError
-from kvstore.transport.batch import CHECKSUM, DEADLINE, Entry, GetCall, GetResult
+from kvstore.transport.batch import CHECKSUM, DEADLINE, GetCall, GetResult
+from kvstore.transport.plan import Entry
 from kvstore.v1 import data_pb2 as pb
 from kvstore.v1 import types_pb2
 

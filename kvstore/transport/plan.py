@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from kvstore.core.checksum import chunking
 from kvstore.core.errors import MisalignedRange
@@ -30,6 +30,15 @@ class Piece:
     copies: tuple[Step, ...]
 
 
+class Entry(NamedTuple):
+    """One piece of one block in a batch. ``nth``: its place in the buffers; ``sums``: index of its first checksum."""
+
+    nth: int
+    block: int
+    at: int
+    sums: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The pieces of each block, in order. ``parts`` and the range are as they are sent (empty, 0 and 0: all)."""
@@ -40,6 +49,7 @@ class Plan:
     pieces: tuple[Piece, ...]
     block_bytes: int
     block_chunks: int
+    kept: list[list[Entry]] = field(default_factory=lambda: [[]], compare=False, repr=False)  # of the first blocks
 
     @property
     def sent_bytes(self) -> int:
@@ -49,6 +59,11 @@ class Plan:
     @property
     def whole(self) -> bool:
         return self.range_length == 0
+
+    @property
+    def sparse(self) -> bool:
+        """A block may be served without some of its pieces."""
+        return any(piece.sparse for piece in self.pieces)
 
 
 def make_plan(specs: tuple[PartSpec, ...], parts: tuple[int, ...], span: tuple[int, int] | None) -> Plan:

@@ -16,7 +16,6 @@ from kvstore.core.errors import DeadlineExceeded, InvalidArgument, ProtocolError
 from kvstore.core.keys import KEY_BYTES
 from kvstore.transport.base import Borrowed, Capabilities, Reservation, Transport
 from kvstore.transport.batch import (
-    Entry,
     GetCall,
     GetResult,
     PutCall,
@@ -33,7 +32,7 @@ from kvstore.transport.frame import Op
 from kvstore.transport.lockfile import LOCK_FILES
 from kvstore.transport.mapping import Bytes, MemoryMap, map_memory
 from kvstore.transport.outcome import STORED, get_result, merged
-from kvstore.transport.plan import Plan
+from kvstore.transport.plan import Entry, Piece, Plan
 from kvstore.transport.reaper import REAPER
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb
@@ -142,13 +141,13 @@ class ShmTransport(Transport):
             raise ProtocolError(f"the node located {len(reply.offsets)} parts instead of {len(every)}")
         sums = np.frombuffer(reply.checksums, dtype="<u8").tolist()
         here, holes = present(call, every, sums)
-        offsets = reply.offsets
-        sources = [self._slot(memory, offsets[entry.nth], plan, entry.at) for entry in here]
+        offsets = list(reply.offsets)
+        sources = [self._slot(memory, offsets[entry.nth], plan.pieces[entry.at]) for entry in here]
         return _Located(here, sources, sums, holes, plan.block_bytes * blocks)
 
-    def _slot(self, memory: MemoryMap, offset: int, plan: Plan, at: int) -> Bytes:
-        piece = plan.pieces[at]
-        start, end = offset + piece.offset, offset + piece.offset + piece.length
+    def _slot(self, memory: MemoryMap, offset: int, piece: Piece) -> Bytes:
+        start = offset + piece.offset
+        end = start + piece.length
         if end > memory.size:
             raise ProtocolError(f"the node named bytes {start} to {end} of a memory file of {memory.size} bytes")
         memory.touch(start, piece.length)
@@ -301,7 +300,7 @@ class _Slots(Reservation):
         def work(item: int) -> bool:
             entry = every[item]
             index, piece = self._stored[entry.block], plan.pieces[entry.at]
-            slot = self._transport._slot(memory, self._offsets[item], plan, entry.at)
+            slot = self._transport._slot(memory, self._offsets[item], piece)
             seed = part_seed(keys[index * KEY_BYTES : (index + 1) * KEY_BYTES], piece.part)
             place(slot, sources[index * width + entry.at], piece, seed, self._sums, entry.sums + piece.chunks[0][2])
             return True

@@ -10,7 +10,6 @@ from kvstore.core.errors import InvalidArgument, ProtocolError, SessionLost
 from kvstore.core.keys import KEY_BYTES
 from kvstore.transport.base import Borrowed, Capabilities, Reservation, Transport
 from kvstore.transport.batch import (
-    Entry,
     GetCall,
     GetResult,
     PutCall,
@@ -25,7 +24,7 @@ from kvstore.transport.batch import (
 from kvstore.transport.copying import MASK
 from kvstore.transport.frame import IOV_MAX, Buffer, Op
 from kvstore.transport.outcome import STORED, get_result, merged
-from kvstore.transport.plan import Piece, Plan
+from kvstore.transport.plan import Entry, Piece, Plan
 from kvstore.transport.reaper import REAPER
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb

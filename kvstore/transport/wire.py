@@ -125,8 +125,7 @@ class Wire:
                 self._ahead[self._start + 5] = op
             header = parse_header(self._ahead[self._start : self._end], self.limits)
             self._start += HEADER_BYTES
-            message = bytearray(header.message_len)
-            self.read_payload(memoryview(message), deadline)
+            message = self._message(header.message_len, deadline)
             self._check_reply(header, op)
         except BaseException:
             self.broken = True
@@ -134,7 +133,16 @@ class Wire:
         self.last_used = time.monotonic()
         if header.is_error:
             raise self._error(message)
-        return header, bytes(message)
+        return header, message
+
+    def _message(self, length: int, deadline: float) -> bytes:
+        end = self._start + length
+        if end <= self._end:  # all of it came with the header
+            message, self._start = bytes(self._ahead[self._start : end]), end
+            return message
+        whole = bytearray(length)
+        self.read_payload(memoryview(whole), deadline)
+        return bytes(whole)
 
     def _read_ahead(self, want: int, deadline: float) -> None:
         if self._start == self._end:
@@ -160,7 +168,7 @@ class Wire:
                 "the stream is out of step"
             )
 
-    def _error(self, message: bytearray) -> KVStoreError:
+    def _error(self, message: bytes | bytearray) -> KVStoreError:
         error = decode_error(message)
         if isinstance(error, ProtocolError):
             self.broken = True  # the node closes the connection after it
