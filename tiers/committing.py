@@ -152,6 +152,7 @@ class Committer:
             mask = mask | (np.uint64(1 << part) if spare is None else ~spare[:, at] * np.uint64(1 << part))
         index.ready[rows] = before | mask
         index.state[rows] = READY
+        state.journal.changed(rows)
         if state.placement:
             state.placement.arrived(rows, mask & ~before)
 

@@ -192,6 +192,7 @@ class Evictor:
         """Nobody finds the namespace any more; its record goes with its last block."""
         with self._state.lock:
             self._state.namespaces.start_drop(namespace)
+            self._state.journal.voided(namespace.root)
             if self._state.placement:
                 self._state.placement.retire_namespace(namespace)
         counts = self.drop_all(namespace, "namespace")

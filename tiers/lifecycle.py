@@ -41,6 +41,7 @@ class Lifecycle:
         with self._state.lock:
             found = self._state.namespaces.by_root(root)
             self._state.namespaces.start_rotation(found)
+            self._state.journal.voided(root)
         try:
             blocks, leased = self._evictor.drop_all(found, "rotated")
             self._sync(found)

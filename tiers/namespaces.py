@@ -42,6 +42,11 @@ class Namespace:
         self.dropping = self.rotating = False
         self.used = time.time()
 
+    @property
+    def void(self) -> bool:
+        """None of its blocks can be found."""
+        return self.dropping or self.rotating
+
 
 class Namespaces:
     """All namespaces, in memory and in the file. The store's lock guards it."""

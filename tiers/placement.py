@@ -161,6 +161,7 @@ class Placement:
                 del self.unsettled[row]
 
     def _locate(self, row: int, tier: TierKind, places: dict[int, tuple[int, int]]) -> None:
+        self._state.journal.row_changed(row)
         parts, mask = self.index.parts, self.residence.parts_at[tier]
         for part, (slot, generation) in places.items():
             at = self.index.part_row(row, part)
@@ -214,6 +215,7 @@ class Placement:
 
     def _take(self, row: int, tier: TierKind) -> SlotArray:
         """The slots of a row's READY parts in a tier, which are no places of it any more."""
+        self._state.journal.row_changed(row)
         parts, mask, slots = self.index.parts, self.residence.parts_at[tier], []
         for at in parts.of(row):
             if mask[row] >> int(parts.part[at]) & 1:

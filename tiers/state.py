@@ -16,6 +16,7 @@ from kvstore.tiers.eviction import make_policy
 from kvstore.tiers.eviction.late import Late
 from kvstore.tiers.idle import IdleFirst
 from kvstore.tiers.index import EVICTING, BlockIndex
+from kvstore.tiers.journal import Journal
 from kvstore.tiers.leases import Holdings
 from kvstore.tiers.memfile import MemoryFile, lock_path
 from kvstore.tiers.namespaces import Namespace, Namespaces
@@ -63,6 +64,7 @@ class State:
         self.touches: deque[IntArray] = deque(maxlen=4096)  # rows used lately, for the stamps in their headers
         self.writing = 0  # rows that no part of is READY yet
         self.pins = Pins(self)
+        self.journal = Journal(self)
         self.placement = self._placement(nvme, residence)  # None: there is DRAM only
 
     def _placement(self, nvme: NvmeTier | None, residence: Residence | None) -> Placement | None:
@@ -121,6 +123,7 @@ class State:
         if index.pins_at[row]:
             self.pins.dropped(row)
         self.policy.removed(row)
+        self.journal.gone(row)
         if self.placement:
             self.placement.gone(row)
         self._uncount(row)

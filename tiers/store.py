@@ -90,7 +90,7 @@ class BlockStore:
             raise
 
     def _open(self, fresh: bool, on_nvme: list[Entries]) -> None:
-        self._housekeeper = Housekeeper(self._state)
+        self.journal, self._housekeeper = self._state.journal, Housekeeper(self._state)
         self.learn = self._housekeeper.learn  # what requests leave undone: to be called when a reply was sent
         self._committer = Committer(self._state)
         self._registry = Registry(self._state, self._committer)

@@ -11,6 +11,7 @@ from kvstore.core.errors import InvalidArgument, Unimplemented
 from kvstore.core.keys import KeyArray
 from kvstore.node.checks import checked_first, checked_keys, checked_tier, deadline_of
 from kvstore.node.control_put import put
+from kvstore.node.events import Events
 from kvstore.node.grpc_errors import Patience
 from kvstore.node.handlers import open_namespace
 from kvstore.node.layout import Layout, layout_of
@@ -18,6 +19,7 @@ from kvstore.tiers.sessions import Session
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import NamespaceStat, NamespaceView
 from kvstore.v1 import control_pb2 as pb
+from kvstore.v1 import events_pb2 as events
 
 _T = TypeVar("_T")
 
@@ -25,8 +27,11 @@ _T = TypeVar("_T")
 class Control:
     """Implements service kvstore.v1.Control. ``stat`` gives the node's own StatReply."""
 
-    def __init__(self, store: BlockStore, max_keys: int, peer_timeout: float, stat: Callable[[], pb.StatReply]) -> None:
+    def __init__(
+        self, store: BlockStore, events: Events, max_keys: int, peer_timeout: float, stat: Callable[[], pb.StatReply]
+    ) -> None:
         self._store = store
+        self._events = events
         self._max_keys = max_keys
         self._peer_timeout = peer_timeout
         self._stat = stat
@@ -121,8 +126,6 @@ class Control:
     def stat(self, request: pb.StatRequest, context: grpc.ServicerContext) -> pb.StatReply:
         return self._stat()
 
-    # --- part of the contract, not of this version ------------------------------------------------------------
-
     def prefetch(self, request: pb.PrefetchRequest, context: grpc.ServicerContext) -> pb.PrefetchReply:
         """Owned by the node, not by a session: it goes on when this call has ended, until its deadline."""
         view = self._view(request.root)
@@ -130,6 +133,15 @@ class Control:
         tier = checked_tier(request.tier)
         found = self._store.prefetch(None, view.handle, keys, tier, (), deadline_of(request.deadline_ms))
         return pb.PrefetchReply(started=found.started, present=found.present, absent=found.absent)
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def watch_events(
+        self, request: events.WatchEventsRequest, context: grpc.ServicerContext
+    ) -> Iterator[events.EventBatch]:
+        return self._events.watch(request)
+
+    # --- part of the contract, not of this version ------------------------------------------------------------
 
     def replicate(self, request: Any, context: grpc.ServicerContext) -> pb.ReplicateReply:
         _later("Replicate", "copies blocks to other nodes of a cluster; this node stands alone")
@@ -139,9 +151,6 @@ class Control:
 
     def drain(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.DrainProgress]:
         _later("Drain", "empties a node onto the others of its cluster before it leaves; this node stands alone")
-
-    def watch_events(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        _later("WatchEvents", "tells other nodes and routers which blocks come and go")
 
 
 def namespace_info(stat: NamespaceStat) -> pb.NamespaceInfo:

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from kvstore.core.errors import Unavailable
 from kvstore.node.config import NodeConfig
 from kvstore.node.control import Control
+from kvstore.node.events import MAX_WATCHERS
 from kvstore.node.grpc_errors import streaming, unary
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.units import Address
@@ -20,6 +21,7 @@ from kvstore.v1 import control_pb2, control_pb2_grpc
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"]
 _WAITING = 4  # calls that wait for a thread, as a multiple of the threads
+_PING_MS, _PONG_MS = 10_000, 5_000  # a peer that answers no ping for that long is gone, and what it watched with it
 
 
 class ControlServer:
@@ -33,8 +35,10 @@ class ControlServer:
                 ("grpc.so_reuseport", 0),  # a second node on this port must fail, not share it
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
+                ("grpc.keepalive_time_ms", _PING_MS),
+                ("grpc.keepalive_timeout_ms", _PONG_MS),
             ],
-            maximum_concurrent_rpcs=config.control_threads * (1 + _WAITING),
+            maximum_concurrent_rpcs=config.control_threads * (1 + _WAITING) + MAX_WATCHERS,
         )
         control_pb2_grpc.add_ControlServicer_to_server(_servicer(control, metrics), self._server)  # type: ignore[no-untyped-call]
         self._health = health.HealthServicer()
@@ -78,6 +82,9 @@ def _servicer(control: Control, metrics: NodeMetrics) -> control_pb2_grpc.Contro
     for method in SERVICE.methods:
         wrap = streaming if method.server_streaming else unary
         setattr(servicer, method.name, wrap(metrics, method.name, getattr(control, _snake(method.name))))
+    # Streams without an end have threads of their own, and leave those of the other calls alone.
+    threads = ThreadPoolExecutor(MAX_WATCHERS, thread_name_prefix="watch")
+    servicer.WatchEvents.experimental_thread_pool = threads  # type: ignore[attr-defined]
     return servicer
 
 

@@ -13,6 +13,7 @@ import kvstore
 from kvstore.node import capacity, identity
 from kvstore.node.config import NodeConfig
 from kvstore.node.data_server import DataServer
+from kvstore.node.events import Events
 from kvstore.node.handlers import Greeting, Handlers
 from kvstore.node.health import health_page
 from kvstore.node.http_server import HttpServer, Page, json_page, text
@@ -58,6 +59,7 @@ class Node:
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
         self.ready = False
+        self.draining = False
         self._started = time.monotonic()
         self._metrics = NodeMetrics()
         self._control: ControlServer | None = None
@@ -143,6 +145,7 @@ class Node:
         handlers = Handlers(self.store, sessions, self._greeting, limits)
         self._data: DataServer | None = None
         self._data = DataServer(config, handlers, sessions, self._metrics)
+        self._events = Events(self.store.journal, self._identity.node_id, self.store.boot_id, lambda: self.draining)
         if config.control_address is not None:
             self._control = self._control_server()
         if config.http_address is not None:
@@ -155,7 +158,7 @@ class Node:
 
         config = self.config
         assert config.control_address is not None
-        control = Control(self.store, config.max_keys, config.peer_timeout, self.stat)
+        control = Control(self.store, self._events, config.max_keys, config.peer_timeout, self.stat)
         return ControlServer(config, config.control_address, control, self._metrics)
 
     def _http_server(self) -> HttpServer:
@@ -254,6 +257,7 @@ class Node:
     def stop(self) -> None:
         """Stops serving; requests in progress may finish within the grace. The memory file stays."""
         self.ready = False
+        self._events.close()
         self._close_servers(self.config.shutdown_grace)
         self.store.close()
         self._identity.close()

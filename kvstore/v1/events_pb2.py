@@ -22,26 +22,31 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from kvstore.v1 import types_pb2 as kvstore_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvstore/v1/events.proto\x12\nkvstore.v1\x1a\x16kvstore/v1/types.proto\"~\n\x08\x42lockRun\x12\x0c\n\x04root\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\"\n\x04tier\x18\x05 \x01(\x0e\x32\x14.kvstore.v1.TierKind\x12\r\n\x05parts\x18\x06 \x01(\x04\"\xf5\x01\n\x05\x45vent\x12&\n\x06stored\x18\x01 \x01(\x0b\x32\x14.kvstore.v1.BlockRunH\x00\x12%\n\x05moved\x18\x02 \x01(\x0b\x32\x14.kvstore.v1.BlockRunH\x00\x12\'\n\x07removed\x18\x03 \x01(\x0b\x32\x14.kvstore.v1.BlockRunH\x00\x12\x39\n\x11namespace_dropped\x18\x04 \x01(\x0b\x32\x1c.kvstore.v1.NamespaceDroppedH\x00\x12\x31\n\rsnapshot_done\x18\x05 \x01(\x0b\x32\x18.kvstore.v1.SnapshotDoneH\x00\x42\x06\n\x04what\" \n\x10NamespaceDropped\x12\x0c\n\x04root\x18\x01 \x01(\x0c\"\x1f\n\x0cSnapshotDone\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\"L\n\x12WatchEventsRequest\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x0c\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\x12\r\n\x05roots\x18\x03 \x03(\x0c\"c\n\nEventBatch\x12\x0f\n\x07node_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12!\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x11.kvstore.v1.Eventb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvstore/v1/events.proto\x12\nkvstore.v1\"s\n\x08\x42lockRun\x12\x0c\n\x04root\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\r\n\x05tiers\x18\x07 \x01(\rJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x04tierR\x05parts\"\xe1\x02\n\x05\x45vent\x12&\n\x06stored\x18\x01 \x01(\x0b\x32\x14.kvstore.v1.BlockRunH\x00\x12%\n\x05moved\x18\x02 \x01(\x0b\x32\x14.kvstore.v1.BlockRunH\x00\x12\'\n\x07removed\x18\x03 \x01(\x0b\x32\x14.kvstore.v1.BlockRunH\x00\x12\x39\n\x11namespace_dropped\x18\x04 \x01(\x0b\x32\x1c.kvstore.v1.NamespaceDroppedH\x00\x12\x31\n\rsnapshot_done\x18\x05 \x01(\x0b\x32\x18.kvstore.v1.SnapshotDoneH\x00\x12\x33\n\x0esnapshot_begun\x18\x06 \x01(\x0b\x32\x19.kvstore.v1.SnapshotBegunH\x00\x12\x35\n\x0fnamespace_known\x18\x07 \x01(\x0b\x32\x1a.kvstore.v1.NamespaceKnownH\x00\x42\x06\n\x04what\" \n\x10NamespaceDropped\x12\x0c\n\x04root\x18\x01 \x01(\x0c\"\x0f\n\rSnapshotBegun\"\x1f\n\x0cSnapshotDone\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x04\"1\n\x0eNamespaceKnown\x12\x0c\n\x04root\x18\x01 \x01(\x0c\x12\x11\n\tcanonical\x18\x02 \x01(\x0c\"L\n\x12WatchEventsRequest\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x0c\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\x12\r\n\x05roots\x18\x03 \x03(\x0c\"\x9c\x01\n\nEventBatch\x12\x0f\n\x07node_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12!\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x11.kvstore.v1.Event\x12&\n\x06status\x18\x05 \x01(\x0b\x32\x16.kvstore.v1.NodeStatus\x12\x0f\n\x07leaving\x18\x06 \x01(\x08\"J\n\nNodeStatus\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x01 \x01(\x04\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvstore.v1.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BLOCKRUN']._serialized_start=63
-  _globals['_BLOCKRUN']._serialized_end=189
-  _globals['_EVENT']._serialized_start=192
-  _globals['_EVENT']._serialized_end=437
-  _globals['_NAMESPACEDROPPED']._serialized_start=439
-  _globals['_NAMESPACEDROPPED']._serialized_end=471
-  _globals['_SNAPSHOTDONE']._serialized_start=473
-  _globals['_SNAPSHOTDONE']._serialized_end=504
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=506
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=582
-  _globals['_EVENTBATCH']._serialized_start=584
-  _globals['_EVENTBATCH']._serialized_end=683
+  _globals['_BLOCKRUN']._serialized_start=39
+  _globals['_BLOCKRUN']._serialized_end=154
+  _globals['_EVENT']._serialized_start=157
+  _globals['_EVENT']._serialized_end=510
+  _globals['_NAMESPACEDROPPED']._serialized_start=512
+  _globals['_NAMESPACEDROPPED']._serialized_end=544
+  _globals['_SNAPSHOTBEGUN']._serialized_start=546
+  _globals['_SNAPSHOTBEGUN']._serialized_end=561
+  _globals['_SNAPSHOTDONE']._serialized_start=563
+  _globals['_SNAPSHOTDONE']._serialized_end=594
+  _globals['_NAMESPACEKNOWN']._serialized_start=596
+  _globals['_NAMESPACEKNOWN']._serialized_end=645
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=647
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=723
+  _globals['_EVENTBATCH']._serialized_start=726
+  _globals['_EVENTBATCH']._serialized_end=882
+  _globals['_NODESTATUS']._serialized_start=884
+  _globals['_NODESTATUS']._serialized_end=958
 # @@protoc_insertion_point(module_scope)

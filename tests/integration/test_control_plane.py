@@ -16,7 +16,6 @@ from kvstore.core.namespace import NamespaceSpec, PartSpec
 from kvstore.v1 import control_pb2 as pb
 from kvstore.v1 import types_pb2 as types
 from kvstore.v1.control_pb2_grpc import ControlStub
-from kvstore.v1.events_pb2 import WatchEventsRequest
 from tests.integration.nodes import NodeProcess, cli, node
 from tests.integration.raw import Raw, data_of, keys_of, sums_of
 
@@ -195,9 +194,8 @@ def test_calls_of_later_versions_say_what_they_are_for(stub: Any) -> None:
         status, error = failure(lambda name=name, request=request: getattr(stub, name)(request))
         assert (status, error.code) == (grpc.StatusCode.UNIMPLEMENTED, types.ERROR_CODE_UNIMPLEMENTED)
         assert error.message.startswith(name)
-    for name, stream in (("Drain", pb.DrainRequest()), ("WatchEvents", WatchEventsRequest())):
-        status, error = failure(lambda name=name, stream=stream: list(getattr(stub, name)(stream)))
-        assert (status, error.code) == (grpc.StatusCode.UNIMPLEMENTED, types.ERROR_CODE_UNIMPLEMENTED)
+    status, error = failure(lambda: list(stub.Drain(pb.DrainRequest())))
+    assert (status, error.code) == (grpc.StatusCode.UNIMPLEMENTED, types.ERROR_CODE_UNIMPLEMENTED)
 
 
 def test_a_put_that_stalls_is_ended_and_gives_its_slots_back(stub: Any, running: NodeProcess) -> None:

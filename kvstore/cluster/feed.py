@@ -1,0 +1,100 @@
+"""One node's events, in their order, into a sink: what is new, what is missing, where to go on. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kvstore.cluster.sink import BlockSink
+from kvstore.core.errors import ProtocolError, Unavailable
+from kvstore.core.keys import key_array
+from kvstore.v1 import events_pb2 as pb
+
+OnNamespace = Callable[[bytes, bytes], None]  # root, canonical form
+
+
+class Feed:
+    """``boot_id`` and ``sequence``: what was taken last. ``behind``: the sink lacks some, a snapshot must come."""
+
+    def __init__(
+        self, node_id: bytes, node: int, sink: BlockSink, on_namespace: OnNamespace, roots: Iterable[bytes] = ()
+    ) -> None:
+        """``node``: the sink's number of the node ``node_id``. ``roots``: namespaces wanted, none: all."""
+        self.node_id = node_id
+        self.boot_id = b""
+        self.sequence = 0
+        self.behind = True
+        self.snapshots = 0  # received whole
+        self._node = node
+        self._sink = sink
+        self._on_namespace = on_namespace
+        self._roots = tuple(roots)
+        self._loading = False
+        self._told = 0  # blocks of the snapshot that is coming in
+
+    def request(self) -> pb.WatchEventsRequest:
+        """Asks for what is missing; for a snapshot where that is not known."""
+        if self.behind:
+            return pb.WatchEventsRequest(roots=self._roots)
+        return pb.WatchEventsRequest(boot_id=self.boot_id, after_sequence=self.sequence, roots=self._roots)
+
+    def broken(self) -> None:
+        """What comes next cannot follow what came before: a snapshot must."""
+        self.behind = True
+
+    def take(self, batch: pb.EventBatch) -> None:
+        """Raises ProtocolError when something is missing or makes no sense, Unavailable when it is of another node."""
+        if batch.node_id != self.node_id:
+            raise Unavailable(
+                f"node {batch.node_id.hex()} answers where {self.node_id.hex()} was expected: addresses have changed",
+                got=batch.node_id.hex(),
+                want=self.node_id.hex(),
+            )
+        if batch.events and batch.events[0].HasField("snapshot_begun"):
+            self._begin(batch)
+        elif self._loading or (not batch.events and batch.sequence == self.sequence):  # the latter: a sign of life
+            self._check(batch, self.sequence)
+        else:
+            self._check(batch, self.sequence + 1)
+        for event in batch.events:
+            self._apply(event)
+        self.sequence = batch.sequence
+
+    def _begin(self, batch: pb.EventBatch) -> None:
+        self._loading = self.behind = True
+        self.boot_id, self.sequence, self._told = batch.boot_id, batch.sequence, 0
+        self._sink.begin_snapshot(self._node)
+
+    def _check(self, batch: pb.EventBatch, sequence: int) -> None:
+        if batch.boot_id != self.boot_id:
+            raise ProtocolError(f"events of boot {batch.boot_id.hex()} without a snapshot before them")
+        if batch.sequence != sequence:
+            raise ProtocolError(f"event batch {batch.sequence} came where {sequence} was expected")
+
+    def _apply(self, event: pb.Event) -> None:
+        match event.WhichOneof("what"):
+            case "stored":
+                self._stored(event.stored)
+            case "moved":
+                self._stored(event.moved)
+            case "removed":
+                self._sink.removed(self._node, event.removed.root, key_array(event.removed.keys))
+            case "namespace_dropped":
+                self._sink.drop_namespace(self._node, event.namespace_dropped.root)
+            case "namespace_known":
+                self._on_namespace(event.namespace_known.root, event.namespace_known.canonical)
+            case "snapshot_done":
+                self._end(event.snapshot_done.entries)
+            case _:
+                pass  # snapshot_begun; of a later version what this one does not know
+
+    def _stored(self, run: pb.BlockRun) -> None:
+        keys = key_array(run.keys)
+        self._told += len(keys)
+        self._sink.stored(self._node, run.root, run.first_block, keys, run.tiers)
+
+    def _end(self, entries: int) -> None:
+        if not self._loading or entries != self._told:
+            raise ProtocolError(f"a snapshot of {entries} blocks ended after {self._told}")
+        self._sink.end_snapshot(self._node)
+        self._loading = self.behind = False
+        self.snapshots += 1

@@ -1,0 +1,182 @@
+"""Serves WatchEvents: what the store's journal says, to other nodes and routers, each at its own pace."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+
+from kvstore.core.errors import Busy, InvalidArgument
+from kvstore.tiers.journal import BATCH_KEYS, Batch, Journal, Outrun
+from kvstore.tiers.runs import Dropped, Event, Removed, Stored
+from kvstore.v1 import events_pb2 as pb
+
+MAX_WATCHERS = 256
+HEARTBEAT = 1.0  # seconds between signs of life
+_ENCODED = 16  # batches that are kept as messages: watchers who keep up send the same ones
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A message for all, not to be changed. ``roots``: namespaces with blocks in it; ``drops``: it ends some."""
+
+    message: pb.EventBatch
+    roots: frozenset[bytes]
+    drops: bool
+
+
+class Events:
+    """``draining`` says whether the node wants no new blocks. Thread-safe."""
+
+    def __init__(self, journal: Journal, node_id: bytes, boot_id: bytes, draining: Callable[[], bool]) -> None:
+        self.boot_id = boot_id
+        self.journal = journal
+        self.closing = False
+        self._node_id = node_id
+        self._draining = draining
+        self._lock = threading.Lock()
+        self._watchers = 0
+        self._encoded: dict[int, _Encoded] = {}
+        self._status = pb.NodeStatus()
+        self._status_at = -HEARTBEAT
+
+    def watch(self, request: pb.WatchEventsRequest) -> Iterator[pb.EventBatch]:
+        """The stream of one watcher. Raises InvalidArgument, Busy."""
+        if bad := [root for root in request.roots if len(root) != 16]:
+            raise InvalidArgument(f"a namespace's root has 16 bytes, not {len(bad[0])}", field="roots")
+        self._enter()
+        try:
+            with self.journal.watching():
+                yield from _Stream(self, request).messages()
+        finally:
+            with self._lock:
+                self._watchers -= 1
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._watchers >= MAX_WATCHERS:
+                raise Busy(f"{MAX_WATCHERS} watch the events of this node already; try later", limit=MAX_WATCHERS)
+            self._watchers += 1
+
+    def close(self) -> None:
+        """Says goodbye in all streams, and ends them."""
+        self.closing = True
+        self.journal.stir()
+
+    def message(self, sequence: int, events: Iterable[pb.Event] = (), status: bool = False) -> pb.EventBatch:
+        """A message of a stream. ``status``: with the state of the node."""
+        found = self._state() if status else None
+        return pb.EventBatch(
+            node_id=self._node_id, boot_id=self.boot_id, sequence=sequence, events=events, status=found
+        )  # fmt: skip
+
+    def _state(self) -> pb.NodeStatus:
+        """Asked for by all watchers, looked up for one of them."""
+        with self._lock:
+            if time.monotonic() - self._status_at > HEARTBEAT / 2:
+                capacity, free = self.journal.room()
+                draining = self._draining()
+                self._status = pb.NodeStatus(capacity_bytes=capacity, free_bytes=free, draining=draining)
+                self._status_at = time.monotonic()
+            return self._status
+
+    def encoded(self, batch: Batch) -> _Encoded:
+        """A batch as it is sent to those who want all of it."""
+        with self._lock:
+            found = self._encoded.get(batch.sequence)
+        if found is None:
+            roots = frozenset(event.root for event in batch.events if isinstance(event, Stored))
+            drops = any(isinstance(event, Dropped) for event in batch.events)
+            found = _Encoded(self.message(batch.sequence, map(_encode, batch.events)), roots, drops)
+            with self._lock:
+                self._encoded[batch.sequence] = found
+                if len(self._encoded) > _ENCODED:
+                    del self._encoded[min(self._encoded)]
+        return found
+
+
+class _Stream:
+    """One watcher: where it is, and which namespaces it was told of."""
+
+    def __init__(self, events: Events, request: pb.WatchEventsRequest) -> None:
+        self._events = events
+        self._journal = events.journal
+        self._wanted = frozenset(request.roots)  # none: all
+        self._known: set[bytes] = set()
+        self._resume = request.after_sequence if request.boot_id == events.boot_id else None
+
+    def messages(self) -> Iterator[pb.EventBatch]:
+        at = self._resume
+        if at is None:
+            at = yield from self._snapshot()
+        beat = 0.0
+        while not self._events.closing:
+            left = beat - time.monotonic()
+            if left <= 0:
+                yield self._events.message(at, status=True)
+                beat = time.monotonic() + HEARTBEAT
+            try:
+                batch = self._journal.next(at, max(0.0, left))
+            except Outrun:
+                at = yield from self._snapshot()
+                continue
+            if batch:
+                at = batch.sequence
+                yield self._message(batch)
+        goodbye = self._events.message(at)
+        goodbye.leaving = True
+        yield goodbye
+
+    def _message(self, batch: Batch) -> pb.EventBatch:
+        """What of a batch is for this watcher, namespaces introduced."""
+        whole = self._events.encoded(batch)
+        if whole.roots <= self._known and not whole.drops and not self._wanted:
+            return whole.message
+        return self._events.message(batch.sequence, self._chosen(batch.events, whole.message.events))
+
+    def _chosen(self, events: Iterable[Event], messages: Iterable[pb.Event]) -> Iterator[pb.Event]:
+        for event, message in zip(events, messages, strict=True):
+            if not self._wants(event):
+                continue
+            if isinstance(event, Dropped):
+                self._known.discard(event.root)
+            elif isinstance(event, Stored) and event.root not in self._known:
+                canonical = self._journal.canonical(event.root)
+                if canonical is not None:  # else it was dropped meanwhile
+                    self._known.add(event.root)
+                    yield pb.Event(namespace_known=pb.NamespaceKnown(root=event.root, canonical=canonical))
+            yield message
+
+    def _wants(self, event: Event) -> bool:
+        return not self._wanted or event.root in self._wanted
+
+    def _snapshot(self) -> Generator[pb.EventBatch, None, int]:
+        """Everything that is here; the sequence number from which to go on."""
+        sequence, pieces = self._journal.snapshot()
+        yield self._events.message(sequence, [pb.Event(snapshot_begun=pb.SnapshotBegun())], status=True)
+        held: list[Stored] = []
+        entries = keys = 0
+        for piece in pieces:
+            wanted = list(filter(self._wants, piece))
+            held += wanted
+            keys += sum(map(len, wanted))
+            if keys >= BATCH_KEYS:
+                yield self._events.message(sequence, self._chosen(held, map(_encode, held)))
+                entries, keys, held = entries + keys, 0, []
+            if self._events.closing:
+                return sequence
+        done = pb.Event(snapshot_done=pb.SnapshotDone(entries=entries + keys))
+        yield self._events.message(sequence, [*self._chosen(held, map(_encode, held)), done])
+        return sequence
+
+
+def _encode(event: Event) -> pb.Event:
+    if isinstance(event, Dropped):
+        return pb.Event(namespace_dropped=pb.NamespaceDropped(root=event.root))
+    if isinstance(event, Removed):
+        return pb.Event(removed=pb.BlockRun(root=event.root, keys=event.keys))
+    run = pb.BlockRun(
+        root=event.root, parent=event.parent, first_block=event.first_block, keys=event.keys, tiers=event.tiers
+    )  # fmt: skip
+    return pb.Event(moved=run) if event.moved else pb.Event(stored=run)
