@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,9 +58,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 class Crash:
-    """The files of a store as a SIGKILL of its node and its index process would leave them at this moment."""
+    """The files of a store as a SIGKILL of its node and its index process would leave them at this moment, at which
+    ``note`` is called, with the store's lock held."""
 
-    def __init__(self, store: BlockStore) -> None:
+    def __init__(self, store: BlockStore, note: Callable[[], None] = lambda: None) -> None:
         config, state = store.config, store._state
         assert config.nvme_dir
         assert state.placement
@@ -68,6 +69,7 @@ class Crash:
         self._kept = Path(tempfile.mkdtemp(prefix="kvstore-crash-", dir=config.nvme_dir.parent))
         index = state.placement.nvme._committer.index
         with state.lock:  # places change under it only
+            note()
             if index:
                 os.kill(index.pid, signal.SIGSTOP)
             _copy(self._memory, self._kept / "memory")
