@@ -9,7 +9,7 @@ import numpy as np
 
 from kvstore.core.errors import Closed
 from kvstore.tiers.admission import Admission
-from kvstore.tiers.index import READY
+from kvstore.tiers.index import HARD_PIN, READY
 from kvstore.tiers.mover import Move, Mover, Priority
 from kvstore.tiers.moves import block_move
 from kvstore.tiers.placement import DRAM, NVME, Placement
@@ -36,6 +36,24 @@ class Demoter:
         if not self._free(row):
             return False
         return not index.children_at[row] or self._placement.clean(row) or self._can_write
+
+    def inner_victims(self, kind: SlotClass, most: int) -> list[int]:
+        """Blocks that others in DRAM hang on, where no leaf can go: the chain that is being read or written is longer
+        than DRAM. On NVMe they lose nothing. The first blocks of chains come first, since who goes along a chain is
+        past them; what was loaded and not used yet comes last."""
+        state, index, placement = self._state, self._state.index, self._placement
+        if not self._can_write:
+            return []
+        spaces = [
+            one.id
+            for one in state.namespaces
+            if any(state.dram.slot_class(cut.length, cut.count) == kind for cut in one.cuts)
+        ]
+        used = slice(0, index.rows_used)
+        good = (index.state[used] == READY) & (index.leases[used] == 0) & (index.pins[used] != HARD_PIN)
+        rows = np.flatnonzero(good & (placement.dram[used] != 0) & np.isin(index.namespace[used], spaces))
+        order = np.lexsort((index.block[rows], placement.fresh[rows] != 0))
+        return [int(row) for row in rows[order[:most]]]
 
     def evictable_with_branch(self, row: int) -> bool:
         """The last resort: a block that cannot be written goes with those on NVMe that hang on it."""
@@ -68,6 +86,10 @@ class Demoter:
             return False  # the caller drops the branch
         self._state.drop(row, "evicted")
         return True
+
+    def send_inner(self, row: int) -> bool:
+        """A block that others in DRAM hang on leaves it. False: it cannot, now."""
+        return self.send_off(row) or row in self._kinds
 
     def _refusal(self, row: int) -> str:
         if self.rule == "off":

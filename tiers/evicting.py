@@ -76,13 +76,14 @@ class Evictor:
             with state.lock:
                 missing = count - state.dram.room(kind) - placement.leaving[kind]
             sent = self._send_off(max(missing, _BATCH), kind, count) if missing > 0 else 0
+            sent = sent or self._send_off_inner(demoter, kind, missing)
             with state.lock:
                 if state.dram.room(kind) >= count:
                     return 1
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return int(state.dram.room(kind) > 0)
-                if placement.leaving[kind] > 0:
+                if placement.leaving[kind] > 0 or (placement.copying and not sent):
                     with placement.waiting():
                         placement.room.wait(min(_LOOK, left))
                     continue
@@ -105,6 +106,13 @@ class Evictor:
                     if kind is not None and state.dram.room(kind) + placement.leaving[kind] >= count:
                         return sent
         return sent
+
+    def _send_off_inner(self, demoter: Demoter, kind: SlotClass, most: int) -> int:
+        """Sends blocks off that others in DRAM hang on: how many."""
+        if most <= 0:
+            return 0
+        with self._state.lock:
+            return sum(demoter.send_inner(row) for row in demoter.inner_victims(kind, min(max(most, _BATCH), PIECE)))
 
     def _last_resort(self, demoter: Demoter, kind: SlotClass) -> int:
         """A block that cannot be written goes with its branch; else a segment of another class is emptied."""

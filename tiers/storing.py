@@ -65,6 +65,7 @@ class Storer:
                     continue
                 if not trip.held:
                     self._placement.begin(row)
+                    self._placement.copying += 1
                 load = Load(move, row, trip.key, self._state.namespace_of(row))
                 self._note_parts(load)
                 loads.append(load)
@@ -238,4 +239,6 @@ class Storer:
         if load.trip.held:
             self._demoter.ended(load.row)
         else:
+            self._placement.copying -= 1
             self._placement.end(load.row)
+            self._placement.room.notify_all()

@@ -139,7 +139,8 @@ class Namespace:
         """``with ns.borrow(keys) as views:`` gives read-only memoryviews of the longest cached prefix from block
         ``first`` on, one a (block, part), block-major; empty where a window or state part is not here. By shared
         memory they lie in the node's own memory, which is pinned until the ``with`` block has ended and no view (or
-        array made from one) lives any more."""
+        array made from one) lives any more; the prefix ends where the node's bound on what a session leases is reached.
+        """
         self.client.link.check_open()
         chain, plan = self._chain(keys, first), self.plan(parts, range)
         return Borrow(self, chain, first, plan, request_id, timeout)

@@ -94,3 +94,22 @@ def test_stat_shows_both_tiers_to_people(running: NodeProcess) -> None:
     shown = running.run("stat").stdout
     assert "nvme" in shown
     assert "ok" in shown
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_chain_of_twice_the_dram_is_put_and_got_in_one_call(running: NodeProcess, transport: str) -> None:
+    length = 192  # 48 MiB
+    blocks = [block for number in range(length // CHAIN) for block in content(number)]
+    with Client(running.target, transport=transport, timeout=PATIENCE) as client:  # type: ignore[arg-type]
+        namespace = client.namespace(SPEC)
+        keys = namespace.keys(list(range(length * SPEC.block_tokens)))
+        assert namespace.put(keys, blocks).stored == length
+        for _ in range(2):
+            into = [np.zeros(256 << 10, np.uint8) for _ in range(length)]
+            assert namespace.get(keys, into) == length
+            assert all(np.array_equal(got, want) for got, want in zip(into, blocks, strict=True))
+            with namespace.borrow(keys) as views:  # by shared memory as much as may be leased
+                assert len(views) in (48, length)
+                assert all(bytes(view) == want.tobytes() for view, want in zip(views, blocks, strict=False))
+                del views
+    assert "dropped_blocks_evicted" not in running.stat()["counters"]

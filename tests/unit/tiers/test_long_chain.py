@@ -1,0 +1,96 @@
+"""A chain longer than DRAM: its first blocks leave while it is written or read, and none of it is lost."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from kvstore.tiers.store import BlockStore
+from kvstore.tiers.tier import TierKind
+from kvstore.tiers.values import ChainSlice
+from tests.unit.tiers.filled import PATIENCE, Filled
+from tests.unit.tiers.stores import ONE, STORED, audit, fill, keys_of
+from tests.unit.tiers.two_tiers import audit_tiers, opened, still
+
+LENGTH, PIECE = 160, 16  # DRAM has room for about 70
+KEYS = keys_of(ONE, (7,) * LENGTH)
+
+
+def put_all(filled: Filled) -> list[int]:
+    """Outcomes of the chain, put in pieces."""
+    store, outcomes = filled.store, list[int]()
+    for first in range(0, LENGTH, PIECE):
+        parent = KEYS[first - 1].tobytes() if first else b""
+        keys = KEYS[first : first + PIECE]
+        reserved = store.reserve(filled.session, filled.view.handle, ChainSlice(keys, parent, first))
+        sums, written = fill(store, filled.view, keys, (0,), reserved, first + 1)
+        filled.bytes.update(written)
+        outcomes += store.commit(filled.session, reserved.id, sums) if reserved.id else reserved.outcomes
+    return outcomes
+
+
+def get_all(filled: Filled) -> int:
+    """Blocks that come back, asked for again and again from where the answer before ended, as clients do."""
+    first = 0
+    while first < LENGTH:
+        deadline = time.monotonic() + PATIENCE
+        found = filled.store.acquire(filled.session, filled.view.handle, KEYS, first, deadline=deadline)
+        filled.check(KEYS, first, found.offsets)
+        if found.lease:
+            filled.store.release(filled.session, [found.lease])
+        if found.blocks <= first:
+            return first
+        first = found.blocks
+    return first
+
+
+def checked(store: BlockStore) -> None:
+    still(store)
+    audit(store)
+    audit_tiers(store)
+
+
+@pytest.mark.parametrize("rule", ["clean", "through"])
+@pytest.mark.parametrize("policy", ["lru", "turnscore"])
+def test_a_chain_of_twice_the_dram_is_stored_and_comes_back(policy: str, rule: str) -> None:
+    with opened(policy=policy, nvme_write_rule=rule) as store:
+        filled = Filled(store)
+        assert put_all(filled) == [STORED] * LENGTH
+        checked(store)
+        assert [get_all(filled) for _ in range(3)] == [LENGTH] * 3
+        checked(store)
+        assert filled.counters.get("dropped_blocks_evicted", 0) == 0
+
+
+def test_other_leaves_go_before_the_inner_blocks_of_a_long_chain() -> None:
+    with opened() as store:
+        filled = Filled(store)
+        filled.put(1, 2, 3)
+        put_all(filled)
+        checked(store)
+        assert [filled.tiers(number)[TierKind.DRAM] for number in (1, 2, 3)] == [0] * 3
+        assert [filled.get(number) for number in (1, 2, 3)] == [8] * 3
+
+
+def test_a_chain_longer_than_dram_ends_where_dram_ends_when_nothing_is_written() -> None:
+    with opened(nvme_write_rule="off", room_wait=0.5) as store:
+        filled = Filled(store)
+        stored = put_all(filled).count(STORED)
+        assert 0 < stored < LENGTH
+        checked(store)
+        assert 0 < get_all(filled) <= stored  # the watermark takes some of it
+
+
+def test_pinned_blocks_stay_in_dram_while_a_long_chain_goes_by() -> None:
+    with opened() as store:
+        filled = Filled(store)
+        filled.put(1)
+        store.pin(filled.view.handle, keys_of(ONE, (11,) * 8), hard=True)
+        assert put_all(filled) == [STORED] * LENGTH
+        assert get_all(filled) == LENGTH
+        assert filled.tiers(1)[TierKind.DRAM] == 8
+        index = store._state.index
+        assert int(np.count_nonzero(index.pins[: index.rows_used])) == 8
+        checked(store)
