@@ -53,14 +53,15 @@ class _Record:
     member: Member
     alive: State  # LIVE, SUSPECT or GONE: draining is the member's own word
     since: float  # live: when last heard; suspect and gone: since when. In time that this process was awake
-    retired: list[bytes] = field(default_factory=list)
+    heard: bytes | None = None  # the boot that was heard last
+    retired: list[bytes] = field(default_factory=list)  # boots that are over for certain
 
     @property
     def state(self) -> State:
         return State.DRAINING if self.alive is State.LIVE and self.member.draining else self.alive
 
-    def retire(self) -> None:
-        self.retired = [*self.retired, self.member.boot_id][-_RETIRED_BOOTS:]
+    def retire(self, boot_id: bytes) -> None:
+        self.retired = [*self.retired, boot_id][-_RETIRED_BOOTS:]
 
 
 class Membership:
@@ -80,7 +81,10 @@ class Membership:
         self.refused = 0  # nodes past MAX_PEERS
 
     def discovered(self, member: Member, now: float) -> list[Change]:
-        """A node says, or somebody says for it, who it is. It is suspect until it is heard."""
+        """A node says, or somebody says for it, who it is. It is suspect until it is heard.
+
+        Boot ids have no order and discovery may lag behind, so a boot that is only discovered ends no other.
+        """
         awake = self._clock(now)
         if member.node_id == self._own_id:
             return []
@@ -100,6 +104,9 @@ class Membership:
         record = self._records.get(node_id)
         if record is None or boot_id in record.retired:
             return []
+        if record.heard not in (None, boot_id):
+            record.retire(record.heard)
+        record.heard = boot_id
         if boot_id != record.member.boot_id:
             rebooted = replace(record.member, boot_id=boot_id, draining=False)
             return self._reboot(record, rebooted, State.LIVE, awake)
@@ -117,10 +124,10 @@ class Membership:
         """The node said goodbye. What still arrives of this boot is late and changes nothing."""
         awake = self._clock(now)
         record = self._records.get(node_id)
-        if record is None or record.member.boot_id != boot_id or boot_id in record.retired:
+        if record is None or boot_id in record.retired or boot_id not in (record.heard, record.member.boot_id):
             return []
-        record.retire()
-        return self._turn(record, State.GONE, awake)
+        record.retire(boot_id)
+        return self._turn(record, State.GONE, awake) if boot_id == record.member.boot_id else []
 
     def tick(self, now: float) -> list[Change]:
         """Time passes; each node makes one step at most."""
@@ -166,8 +173,6 @@ class Membership:
 
     def _reboot(self, record: _Record, member: Member, alive: State, awake: float) -> list[Change]:
         before = record.state
-        if record.member.boot_id not in record.retired:
-            record.retire()
         record.member, record.alive, record.since = member, alive, awake
         return [Change(member.node_id, before, record.state, restarted=True)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -140,6 +140,64 @@ def test_a_full_cell_forgets_who_is_gone_longest_and_refuses_when_nobody_is() ->
     assert len(made.peers()) == MAX_PEERS
 
 
+def test_a_boot_that_was_only_discovered_ends_no_other() -> None:
+    """Discovery catches up with restarts that were long ago, of which this node never heard."""
+    made = cell(A)
+    now, between = member(1, boot=2), member(1, boot=1)
+    made.heard(A.node_id, now.boot_id, 0.0)
+    assert made.discovered(between, 0.1) == [Change(A.node_id, State.LIVE, State.SUSPECT, restarted=True)]
+    assert made.heard(A.node_id, now.boot_id, 0.2) == [Change(A.node_id, State.SUSPECT, State.LIVE, restarted=True)]
+    assert made.discovered(now, 0.3) == []
+
+
+class Steps:
+    """What can really happen to one node, whose boots are 0, 1, 2 ..., and to the messages about it."""
+
+    def __init__(self) -> None:
+        self.cell = cell()
+        self.boot = 0
+        self.heard: list[int] = []
+        self.cell.discovered(member(1, 0), 0.0)
+
+    def restarts(self, _: int) -> None:
+        self.boot += 1
+
+    def leaves(self, _: int) -> None:
+        self.cell.left(A.node_id, member(1, self.boot).boot_id, 0.0)
+        self.boot += 1
+
+    def is_discovered(self, lag: int) -> None:
+        self.cell.discovered(member(1, max(0, self.boot - lag)), 0.0)
+
+    def falls_silent(self, _: int) -> None:
+        pass_time(self.cell, 0.0, 20.0)
+
+    def loses_its_stream(self, _: int) -> None:
+        self.cell.stream_lost(A.node_id, member(1, self.boot).boot_id, 0.0)
+
+    def is_heard(self, _: int) -> None:
+        self.heard.append(self.boot)
+        self.cell.heard(A.node_id, member(1, self.boot).boot_id, 0.0)
+        (peer,) = self.cell.peers()
+        assert (peer.state, peer.member.boot_id) == (State.LIVE, member(1, self.boot).boot_id)
+
+    def is_heard_late(self, lag: int) -> None:
+        """A batch of an earlier stream, after a later one was heard."""
+        for late in self.heard[:-1][-lag:]:
+            if late != self.heard[-1]:
+                assert self.cell.heard(A.node_id, member(1, late).boot_id, 0.0) == []
+
+
+steps = st.sampled_from([name for name in vars(Steps) if not name.startswith("_")])
+
+
+@given(st.lists(st.tuples(steps, st.integers(0, 3)), max_size=40))
+def test_a_node_that_is_heard_is_live_whatever_was_said_of_it_before(script: list[tuple[str, int]]) -> None:
+    node = Steps()
+    for name, lag in script:
+        getattr(node, name)(lag)
+
+
 numbers = st.integers(0, 2)
 boots = st.integers(0, 3)
 
@@ -154,7 +212,8 @@ class MembershipModel(RuleBasedStateMachine):
         self.states: dict[bytes, State] = {}
         self.since: dict[bytes, float] = {}
         self.boot: dict[bytes, bytes] = {}
-        self.over: set[tuple[bytes, bytes]] = set()  # boots that were replaced or have left
+        self.heard_boot: dict[bytes, bytes] = {}
+        self.over: set[tuple[bytes, bytes]] = set()  # boots after which another was heard, or that have left
         self.draining: dict[bytes, bool] = {}
 
     def changed(self, changes: list[Change]) -> None:
@@ -164,10 +223,6 @@ class MembershipModel(RuleBasedStateMachine):
             self.states[change.node_id] = change.after
             if change.restarted or not (change.before in ALIVE and change.after in ALIVE):
                 self.since[change.node_id] = self.now
-
-    def rebooted(self, node_id: bytes, boot_id: bytes) -> None:
-        self.over.add((node_id, self.boot[node_id]))
-        self.boot[node_id] = boot_id
 
     @rule(number=numbers, boot=boots, draining=st.booleans())
     def discovered(self, number: int, boot: int, draining: bool) -> None:
@@ -185,8 +240,7 @@ class MembershipModel(RuleBasedStateMachine):
         elif (one.node_id, one.boot_id) in self.over:
             assert changes == []
         else:
-            self.rebooted(one.node_id, one.boot_id)
-            self.draining[one.node_id] = draining
+            self.boot[one.node_id], self.draining[one.node_id] = one.boot_id, draining
             assert changes == [Change(one.node_id, before, State.SUSPECT, restarted=True)]
 
     @rule(number=numbers, boot=boots)
@@ -199,9 +253,11 @@ class MembershipModel(RuleBasedStateMachine):
             assert changes == []
             return
         self.since[one.node_id] = self.now
+        if self.heard_boot.setdefault(one.node_id, one.boot_id) != one.boot_id:
+            self.over.add((one.node_id, self.heard_boot[one.node_id]))
+            self.heard_boot[one.node_id] = one.boot_id
         if one.boot_id != self.boot[one.node_id]:
-            self.rebooted(one.node_id, one.boot_id)
-            self.draining[one.node_id] = False
+            self.boot[one.node_id], self.draining[one.node_id] = one.boot_id, False
             assert [change.restarted for change in changes] == [True]
         assert self.states[one.node_id] in ALIVE
 
@@ -220,8 +276,9 @@ class MembershipModel(RuleBasedStateMachine):
         one = member(number, boot)
         before = self.states.get(one.node_id)
         self.changed(self.cell.left(one.node_id, one.boot_id, self.now))
-        if before is not None and self.boot[one.node_id] == one.boot_id:
+        if one.boot_id in (self.boot.get(one.node_id), self.heard_boot.get(one.node_id)):
             self.over.add((one.node_id, one.boot_id))
+        if before is not None and self.boot[one.node_id] == one.boot_id:
             assert self.states[one.node_id] is State.GONE
         else:
             assert self.states.get(one.node_id) is before
