@@ -82,7 +82,7 @@ def test_an_endpoint_that_is_dead_or_silent_costs_one_attempt(one: Etcd, clients
         began = time.monotonic()
         run(client.get(b"e"))
         second = time.monotonic() - began
-    assert first < 4.0
+    assert first < 5.0
     assert second < 1.0  # it stays with the endpoint that answers
 
 
@@ -92,7 +92,7 @@ def test_no_endpoint_that_answers_is_an_error_at_the_deadline(clients: Clients, 
     began = time.monotonic()
     with pytest.raises(EtcdUnavailable, match=r"127\.0\.0\.1"):
         run(client.get(b"f", deadline=1.5))
-    assert 0.5 < time.monotonic() - began < 2.5
+    assert 0.5 < time.monotonic() - began < 4.0
 
 
 def test_leases_are_those_of_etcd(one: Etcd, clients: Clients, run: Run) -> None:

@@ -63,7 +63,7 @@ def assert_all_seen(seen: Watching, writer: Writer) -> None:
 def test_killed_leaders_cost_neither_events_nor_the_lease(three: Etcd, clients: Clients) -> None:
     start = three.gateway.put("a/n", b"start")
     seen = Watching(clients.loop, clients.make(*three.addresses), b"a/", start + 1)
-    held = announce(clients.loop, clients.make(*three.addresses), "node", b"value")
+    held = announce(clients.loop, clients.make(*three.addresses), "node", b"value", ttl=10)
     wait_until_stored(three.gateway, "node", b"value")
     writer = Writer(three, "a/n")
     writer.start()

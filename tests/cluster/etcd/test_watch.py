@@ -83,7 +83,7 @@ def test_a_connection_that_went_silent_is_given_up_for_another(one: Etcd, client
         relay.blackhole()
         one.gateway.put("e/0", b"1")
         took = wait_for(lambda: seen.values == [b"0", b"1"], "the other endpoint is used")
-    assert took < 6.0
+    assert took < 8.0
 
 
 def test_idle_watches_go_on_and_ask_for_signs_of_life(one: Etcd, clients: Clients) -> None:
