@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _BATCH = 16  # blocks evicted at a time under the lock
 _FORGET = 1.0  # seconds that a drop waits for NVMe, before it goes on in the background
 _LOOK = 0.05  # seconds between looks at what waits
+_AHEAD = 0.1  # of all slots: sent off beyond the watermark while somebody waits, for slots come free with a commit
 
 
 class Evictor:
@@ -59,7 +60,9 @@ class Evictor:
         """One step of eviction ahead of demand. False: nothing (more) to do."""
         state = self._state
         with state.lock:
-            short = state.dram.shortage(state.config.high_watermark, state.config.low_watermark)
+            ahead = _AHEAD if state.placement and state.placement.awaited else 0.0
+            low = max(0.0, state.config.low_watermark - ahead)
+            short = state.dram.shortage(state.config.high_watermark, low)
         if any(self.reclaimer.reclaim(kind) for kind, _ in short):
             return True
         if state.placement and self.demoter:

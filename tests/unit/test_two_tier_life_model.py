@@ -14,10 +14,11 @@ from hypothesis.stateful import invariant, rule
 from kvstore.core.errors import NoSpace
 from kvstore.core.namespace import NamespaceSpec, PartSpec
 from kvstore.tiers.index import HARD_PIN, NO_PIN, SOFT_PIN
+from kvstore.tiers.values import PutOutcome
 from tests.unit.store_model import SPECS, Block, Path, paths, picks, specs
 from tests.unit.test_two_tier_model import PATIENCE, TwoTierMachine
 from tests.unit.tiers.stores import STORED, keys_of, put, read
-from tests.unit.tiers.two_tiers import Crash
+from tests.unit.tiers.two_tiers import Crash, put_durably
 
 LITTLE = NamespaceSpec("little", 4, parts=(PartSpec("0", 20_000),))
 SIZES = {spec.root: sum(part.bytes for part in spec.parts) for spec in (*SPECS.values(), LITTLE)}
@@ -162,6 +163,35 @@ class LifeMachine(TwoTierMachine):
         self.stop_and_start(crash.happen)
         for (root, path), mask in note.found.items():
             assert self.ready_mask(root, path) & mask == mask, f"block {path} is lost in a crash"
+        self.reconcile()
+
+    @rule(model=specs, path=paths, near=picks, victims=st.integers(0, 20))
+    def lose_memory_after_a_durable_put(self, model: str, path: Path, near: int, victims: int) -> None:
+        """The machine goes down right after a put was acknowledged as durable: it is there, with all it hangs on."""
+        self.sync()
+        if any(client.lock for client in self.clients):
+            return
+        spec = SPECS[model]
+        path = self.aim(spec, path, near)
+        self.settle_disk()
+        self.send_off(victims)
+        view, session = self.view(spec), self.store.open_session(False)
+        self.seed += 1
+        outcomes, written = put_durably(self.store, session, view, keys_of(spec, path), self.seed)
+        crash = Crash(self.store)
+        durable = [
+            path[: at + 1] for at, code in enumerate(outcomes) if code in (PutOutcome.STORED, PutOutcome.PRESENT)
+        ]
+        for at, key in enumerate(keys_of(spec, path)):
+            block = self.blocks.get((spec.root, path[: at + 1]), Block())
+            for part in range(len(spec.parts)):
+                if (key.tobytes(), part) in written and outcomes[at] in (PutOutcome.STORED, PutOutcome.NOT_DURABLE):
+                    block.parts.setdefault(part, written[key.tobytes(), part])
+            if block.parts:
+                self.blocks[spec.root, path[: at + 1]] = block
+        self.stop_and_start(lambda: crash.happen(memory=False))
+        for one in durable:
+            assert self.ready_mask(spec.root, one) == (1 << len(spec.parts)) - 1, f"durable block {one} is lost"
         self.reconcile()
 
     @rule()

@@ -15,14 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
+from kvstore.core.keys import KeyArray
 from kvstore.tiers.index import FREE, READY
 from kvstore.tiers.memfile import purge
 from kvstore.tiers.nvme.slots import State as SlotState
 from kvstore.tiers.placement import Placement
+from kvstore.tiers.sessions import Session
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.tier import NO_SLOT, TierKind
-from kvstore.tiers.values import StoreConfig
-from tests.unit.tiers.stores import MIB, small
+from kvstore.tiers.values import AckLevel, ChainSlice, NamespaceView, StoreConfig
+from tests.unit.tiers.stores import MIB, STORED, fill, small
 
 DRAM, NVME = TierKind.DRAM, TierKind.NVME
 
@@ -84,9 +86,13 @@ class Crash:
         found = [*directory.glob("segment-*"), *(directory / "index").iterdir()]
         return [path.relative_to(directory) for path in found]
 
-    def happen(self) -> None:
-        """Once the store is closed: what it did since is undone. The lock files stay, so clients live on."""
-        _copy(self._kept / "memory", self._memory)
+    def happen(self, memory: bool = True) -> None:
+        """Once the store is closed: what it did since is undone. The lock files stay, so clients live on. ``memory``
+        False: it is lost."""
+        if memory:
+            _copy(self._kept / "memory", self._memory)
+        else:
+            purge(self._memory)
         for name in self._files(self._nvme):
             (self._nvme / name).unlink()
         for name in self._files(self._kept):
@@ -157,3 +163,19 @@ def _audit_tiers(store: BlockStore, placement: Placement) -> None:
     assert placement.fresh_rows == np.count_nonzero(placement.fresh)
     used = placement.nvme._slots.in_use
     assert used == len(slots), f"{used} NVMe slots are in use, blocks have {len(slots)}"
+
+
+def put_durably(
+    store: BlockStore, session: Session, view: NamespaceView, keys: KeyArray, seed: int
+) -> tuple[bytes, dict[tuple[bytes, int], bytes]]:
+    """Outcomes of a whole chain put with acknowledgement DURABLE, and the bytes by (key, part)."""
+    deadline, parts = time.monotonic() + 5, tuple(range(len(view.spec.parts)))
+    reserved = store.reserve(session, view.handle, ChainSlice(keys), (), ack=AckLevel.DURABLE, deadline=deadline)
+    sums, written = fill(store, view, keys, parts, reserved, seed)
+    outcomes = bytearray(reserved.outcomes)
+    if reserved.id:
+        places = [at for at, code in enumerate(outcomes) if code == STORED]
+        codes = store.commit(session, reserved.id, sums, AckLevel.DURABLE, deadline)
+        for at, code in zip(places, codes, strict=True):
+            outcomes[at] = code
+    return bytes(outcomes), written
