@@ -211,7 +211,7 @@ class Pins:
         if rows and placement:
             placement.note_pins(namespace, rows, value)
         if rows and len(slots := self._slots(namespace, np.array(rows, np.int64))):
-            self._state.dram.pin(slots, value or (_LIFTED if placement else 0))
+            self._state.dram.pin(slots, value or (_LIFTED if self._state.config.nvme_dir else 0))
 
     def _slots(self, namespace: Namespace, rows: IntArray) -> SlotArray:
         index, found = self._state.index, []

@@ -226,7 +226,7 @@ class Namespace:
 
         ``ttl``: seconds until the pin ends by itself, None for good. For a hard pin ``keys`` is a chain from block 0. A
         later call changes kind and time. Raises NoSpace when hard pins would take more bytes than the node allows, and
-        sets none then. Eviction by name, purge and drop win over pins.
+        sets none then. Eviction by name, purge and drop win over pins. A restart of the node keeps them.
         """
         return keeping.pin(self, keys, hard, ttl, timeout)
 

@@ -155,3 +155,18 @@ def test_a_block_that_is_pinned_hard_while_it_leaves_is_not_dropped_when_there_i
         still(store)
         assert filled.tiers(1)[TierKind.DRAM] == CHAIN
         audit_tiers(store)
+
+
+def test_a_pin_that_is_lifted_while_the_disk_is_away_does_not_come_back_with_it(config: StoreConfig) -> None:
+    with BlockStore(config) as store:
+        filled = Filled(store)
+        filled.put(1)
+        store.pin(filled.view.handle, chain(1), hard=True)
+    failing = mock.patch("kvstore.tiers.opening.NvmeTier", side_effect=OSError(5, "Input/output error"))
+    with failing, BlockStore(config) as store:
+        assert store._state.placement is None
+        filled = Filled(store)
+        assert set(pins(filled, 1)) == {HARD_PIN}
+        assert store.unpin(filled.view.handle, chain(1)) == CHAIN
+    with BlockStore(config) as store:
+        assert set(pins(Filled(store), 1)) == {NO_PIN}
