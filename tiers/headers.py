@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import struct
 import zlib
 
 import numpy as np
@@ -15,6 +16,7 @@ from kvstore.tiers.segments import I64Array, SegmentSpace, SlotClass
 from kvstore.tiers.tier import GRANULE, Entries, SlotArray, U32Array, U64Array
 
 _WORDS = HEADER_BYTES // 8
+_BODY_STRUCT = struct.Struct("<IHBB4QQIHH64x")  # a header from its second word on, as in HEADER
 _GENERATION = np.uint64(0xFFFFFFFF)
 _BODY = np.arange(2, _WORDS)
 _STAMP_BITS = np.uint64(32)
@@ -60,6 +62,7 @@ class HeaderTable:
         self._stride = np.zeros(segments, np.int64)  # words
         self._area_at, self._stride_at = memoryview(self._area), memoryview(self._stride)
         self._words_at = memoryview(self._words)
+        self._bytes_at = self._words_at.cast("B")
 
     def serve(self, segment: int, kind: SlotClass) -> None:
         """Headers of this segment have the stride of ``kind`` from now on."""
@@ -109,17 +112,35 @@ class HeaderTable:
 
     def write(self, entries: Entries) -> None:
         """Commits headers. All entries must have the same number of chunks. The CRC goes last."""
+        if len(entries) < FEW:
+            self._write_few(entries)
+        else:
+            self._write_many(entries)
+
+    def _write_few(self, entries: Entries) -> None:
+        words, raw, chunks, crc32 = self._words_at, self._bytes_at, int(entries.chunks[0]), zlib.crc32
+        every, width = memoryview(np.ascontiguousarray(entries.checksums, "<u8").reshape(-1)).cast("B"), 8 * chunks
+        for nth, (slot, stamp, generation, space, part, key, parent, length, block, importance) in enumerate(
+            zip(
+                entries.slots.tolist(), entries.stamps.tolist(), entries.generations.tolist(),
+                entries.namespaces.tolist(), entries.parts.tolist(), entries.keys.tolist(), entries.parents.tolist(),
+                entries.lengths.tolist(), entries.blocks.tolist(), entries.importance.tolist(), strict=True,
+            )
+        ):  # fmt: skip
+            sums, at = every[nth * width : (nth + 1) * width], self.first_word(slot)
+            body = _BODY_STRUCT.pack(
+                generation, space, part, COMMITTED, *key, *parent, length, block, importance, chunks
+            )
+            raw[8 * at + 16 : 8 * at + HEADER_BYTES] = body[8:]
+            raw[8 * at + HEADER_BYTES : 8 * at + HEADER_BYTES + width] = sums
+            words[at + 1] = int.from_bytes(body[:8], "little")
+            words[at] = crc32(sums, crc32(body, slot)) | stamp << 32
+
+    def _write_many(self, entries: Entries) -> None:
         words, chunks, records = self._words, int(entries.chunks[0]), _records(entries)
         body = records.view("<u8").reshape(len(entries), _WORDS)
         sums = np.ascontiguousarray(entries.checksums, "<u8").reshape(len(entries), chunks)
         records["crc"] = _crcs(body, sums, entries.slots)
-        if len(entries) < FEW:
-            for nth, one in enumerate(map(self.first_word, entries.slots.tolist())):
-                words[one + 2 : one + _WORDS] = body[nth, 2:]
-                words[one + _WORDS : one + _WORDS + chunks] = sums[nth]
-                words[one + 1] = body[nth, 1]
-                words[one] = body[nth, 0]
-            return
         at = self.first_words(entries.slots)
         words[at[:, None] + _BODY] = body[:, 2:]
         words[at[:, None] + np.arange(_WORDS, _WORDS + chunks)] = sums

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import KeyArray
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 _TRIES = 2  # waits for blocks that brought nothing before the prefix ends
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
+class _Ask(NamedTuple):
     """What a reader asks for."""
 
     session: Session

@@ -7,6 +7,7 @@ serving no size) or dedicated to one slot class; one that became empty may be de
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -287,6 +288,7 @@ class SegmentSpace:
         return found
 
 
+@lru_cache(maxsize=1024)
 def slot_class(length: int, chunks: int) -> SlotClass:
     """Class of parts of ``length`` bytes with ``chunks`` checksums: headers never take over 1/16 of the slots."""
     stride = -(-(128 + 8 * chunks) // 64) * 64

@@ -206,7 +206,8 @@ class Writer:
         """Gives rows to the first of the wanted keys, as many as there are slots; the others get NO_SPACE."""
         count = len(slots[0].slots)
         wanted = plan.wanted[:count]
-        plan.outcomes[plan.wanted[count:]] = PutOutcome.NO_SPACE
+        if count < len(plan.wanted):
+            plan.outcomes[plan.wanted[count:]] = PutOutcome.NO_SPACE
         if not count:
             return None
         state, index = self._state, self._state.index

@@ -50,7 +50,7 @@ class Layouts:
 
     def get(self, handle: int, parts: Sequence[int], offset: int = 0, length: int = 0) -> Layout:
         """Raises UnknownNamespace, InvalidArgument or MisalignedRange."""
-        key = (handle, tuple(parts), offset, length)
+        key = (handle, tuple(parts) if parts else (), offset, length)
         found = self._kept.get(key)
         if found is None:
             found = layout_of(self._spec(handle), parts, offset, length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import mmap
 import os
 import threading
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from kvstore.core.errors import ProtocolError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _GRANULE_SHIFT = 16
 _POPULATE_READ = 22  # MADV_POPULATE_READ and _WRITE (Linux 5.14), not yet named by the mmap module
 _POPULATE_WRITE = 23
@@ -34,6 +36,7 @@ class MemoryMap:
         self._map.madvise(mmap.MADV_DONTFORK)
         self.size = size
         self.array: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._address = int(self.array.__array_interface__["data"][0])
         self._advice = _POPULATE_WRITE if writable else _POPULATE_READ
         self._touched = bytearray((size >> _GRANULE_SHIFT) + 1)
 
@@ -41,15 +44,22 @@ class MemoryMap:
         """A new array over all of it: the object whose death tells that no view made from it lives."""
         return np.frombuffer(self._map, dtype=np.uint8)
 
-    def touch(self, offset: int, length: int) -> None:
-        """Sets up the page tables of a slot on its first use, in one call instead of a fault a page."""
-        granule = offset >> _GRANULE_SHIFT
-        if self._touched[granule]:
-            return
-        self._touched[granule] = 1
+    def part(self, offset: int, length: int) -> Bytes:
+        """Bytes of a slot. Raises ProtocolError when the file does not have them."""
+        end = offset + length
+        if end > self.size:
+            raise ProtocolError(f"the node named bytes {offset} to {end} of a memory file of {self.size} bytes")
+        if not self._touched[offset >> _GRANULE_SHIFT]:
+            self._touch(offset, length)
+        return self.array[offset:end]
+
+    def _touch(self, offset: int, length: int) -> None:
+        """Sets up the page tables of a slot on its first use, in one call instead of a fault a page. That takes up to a
+        millisecond for 2 MiB; mmap.madvise would keep all other threads of the process waiting."""
+        self._touched[offset >> _GRANULE_SHIFT] = 1
         start = offset & -mmap.PAGESIZE
-        with contextlib.suppress(OSError, ValueError):  # an older kernel: then the first access does it
-            self._map.madvise(self._advice, start, offset + length - start)
+        size = offset + length - start
+        _libc.madvise(self._address + start, size, self._advice)  # an older kernel refuses: the first access does it
 
 
 def map_memory(descriptor: int, size: int, writable: bool) -> MemoryMap:

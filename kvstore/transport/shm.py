@@ -30,9 +30,9 @@ from kvstore.transport.batch import (
 from kvstore.transport.copying import fetch, place, spread, verify
 from kvstore.transport.frame import Op
 from kvstore.transport.lockfile import LOCK_FILES
-from kvstore.transport.mapping import Bytes, MemoryMap, map_memory
+from kvstore.transport.mapping import MemoryMap, map_memory
 from kvstore.transport.outcome import STORED, get_result, merged
-from kvstore.transport.plan import Entry, Piece, Plan
+from kvstore.transport.plan import Entry, Plan
 from kvstore.transport.reaper import REAPER
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb
@@ -127,14 +127,15 @@ class ShmTransport(Transport):
             entry = found.here[item]
             piece, key = plan.pieces[entry.at], (call.first + entry.block) * KEY_BYTES
             seed = part_seed(keys[key : key + KEY_BYTES], piece.part)
-            return fetch(into[entry.nth], found.sources[item], piece, seed, found.sums, entry.sums)
+            source = self._reader.part(found.starts[item], piece.length)
+            return fetch(into[entry.nth], source, piece, seed, found.sums, entry.sums)
 
         done, late = spread(len(found.here), found.size, work, deadline)
         return get_result(call, reply, found.here, done, late, found.holes)
 
     def _located(self, call: GetCall, reply: pb.GetReply) -> _Located:
         """The leased pieces. Raises ProtocolError when the reply makes no sense."""
-        plan, memory = call.plan, self._reader
+        plan = call.plan
         blocks = max(0, reply.blocks - call.first)
         every = entries(plan, blocks)
         if len(reply.offsets) != len(every) or len(reply.checksums) != 8 * plan.block_chunks * blocks:
@@ -142,16 +143,8 @@ class ShmTransport(Transport):
         sums = np.frombuffer(reply.checksums, dtype="<u8").tolist()
         here, holes = present(call, every, sums)
         offsets = list(reply.offsets)
-        sources = [self._slot(memory, offsets[entry.nth], plan.pieces[entry.at]) for entry in here]
-        return _Located(here, sources, sums, holes, plan.block_bytes * blocks)
-
-    def _slot(self, memory: MemoryMap, offset: int, piece: Piece) -> Bytes:
-        start = offset + piece.offset
-        end = start + piece.length
-        if end > memory.size:
-            raise ProtocolError(f"the node named bytes {start} to {end} of a memory file of {memory.size} bytes")
-        memory.touch(start, piece.length)
-        return memory.array[start:end]
+        starts = [offsets[entry.nth] + plan.pieces[entry.at].offset for entry in here]
+        return _Located(here, starts, sums, holes, plan.block_bytes * blocks)
 
     # --- leases given back -------------------------------------------------------------------------------
 
@@ -243,7 +236,7 @@ class _Located:
     """Leased pieces: where each lies, the checksums of the whole batch, what is not here, bytes in all."""
 
     here: list[Entry]
-    sources: list[Bytes]
+    starts: list[int]
     sums: list[int]
     holes: tuple[tuple[int, int], ...]
     size: int
@@ -255,11 +248,11 @@ class _Lent(Borrowed):
     def __init__(self, transport: ShmTransport, call: GetCall, reply: pb.GetReply, deadline: float) -> None:
         found = transport._located(call, reply)
         plan, pieces, base = call.plan, len(call.plan.pieces), transport._reader.fresh()
-        lent, start = memoryview(base), _address(base)
+        lent = memoryview(base)
         views = [lent[:0]] * (pieces * max(0, reply.blocks - call.first))
-        for entry, source in zip(found.here, found.sources, strict=True):
-            offset = _address(source) - start
-            views[entry.nth] = lent[offset : offset + len(source)]
+        for entry, start in zip(found.here, found.starts, strict=True):
+            source = transport._reader.part(start, plan.pieces[entry.at].length)
+            views[entry.nth] = lent[start : start + len(source)]
 
         def work(item: int) -> bool:
             entry = found.here[item]
@@ -300,7 +293,7 @@ class _Slots(Reservation):
         def work(item: int) -> bool:
             entry = every[item]
             index, piece = self._stored[entry.block], plan.pieces[entry.at]
-            slot = self._transport._slot(memory, self._offsets[item], piece)
+            slot = memory.part(self._offsets[item] + piece.offset, piece.length)
             seed = part_seed(keys[index * KEY_BYTES : (index + 1) * KEY_BYTES], piece.part)
             place(slot, sources[index * width + entry.at], piece, seed, self._sums, entry.sums + piece.chunks[0][2])
             return True
@@ -348,7 +341,3 @@ def _descriptor(wire: Wire, step: pb.AttachRequest.Step, name: str, deadline: fl
             os.close(descriptor)
         raise ProtocolError(f"the node sent the descriptors {list(reply.fds)} instead of {name!r}")
     return descriptors[0]
-
-
-def _address(array: Bytes) -> int:
-    return int(array.__array_interface__["data"][0])

@@ -10,6 +10,7 @@ import pytest
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.tiers import headers, index, matching, parts, state
 from kvstore.tiers.index import BlockIndex
+from kvstore.tiers.tier import Entries
 from tests.unit.tiers.stores import HYBRID, ONE, TWO, audit, keys_of, opened, put, read
 
 CHAINS = ((1,), (1, 2, 3), (1, 2, 4, 5, 6, 7, 8, 9, 10, 11), (9, 8))
@@ -43,6 +44,29 @@ def test_both_ways_do_the_same(spec: NamespaceSpec, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, "FEW", 0)
     monkeypatch.setattr(index, "_RUN", 0)
     assert played(spec) == few
+
+
+def test_headers_are_the_same_bytes_either_way() -> None:
+    draw, count, chunks = np.random.default_rng(5), 20, 3
+    keys, parents = draw.integers(0, 1 << 64, (2, count, 2), np.uint64)
+    with opened() as store:
+        slots = store.dram.allocate(4096, chunks, count)
+        told = Entries(
+            slots=slots.slots, generations=slots.generations, namespaces=np.full(count, 65535, np.uint16),
+            parts=np.arange(count, dtype=np.uint8), keys=keys,
+            parents=parents, blocks=draw.integers(0, 1 << 32, count, np.uint32),
+            lengths=np.full(count, 4096, np.uint64), importance=draw.integers(0, 65536, count, np.uint16),
+            stamps=draw.integers(0, 1 << 32, count, np.uint32), chunks=np.full(count, chunks, np.uint32),
+            checksums=draw.integers(0, 1 << 64, (count, chunks), np.uint64),
+        )  # fmt: skip
+        table, written = store.dram._headers, []
+        for write in (table._write_few, table._write_many):
+            at = table.first_words(slots.slots)[:, None] + np.arange(16 + chunks)
+            table._words[at] = 7
+            write(told)
+            written.append(table._words[at].tolist())
+        assert written[0] == written[1]
+        assert [table.first_word(slot) for slot in slots.slots.tolist()] == table.first_words(slots.slots).tolist()
 
 
 @pytest.mark.parametrize("few_written", [True, False])
