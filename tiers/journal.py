@@ -19,7 +19,7 @@ import numpy as np
 
 from kvstore.core.keys import KEY_BYTES
 from kvstore.tiers.columns import IntArray, column
-from kvstore.tiers.runs import Dropped, Event, Removed, Seen, Stored, runs, see, tiers_of
+from kvstore.tiers.runs import Dropped, Event, Removed, Seen, Stored, joined, runs, see, tiers_of
 
 if TYPE_CHECKING:
     from kvstore.tiers.state import State
@@ -31,7 +31,7 @@ BATCH_KEYS = 8192  # of one batch, about
 
 _PIECE = 256  # rows looked at under the lock
 _SWEEP = 4096  # the same, where nothing is copied
-_SCAN = 65_536  # the same, of a single column
+_SCAN = 32_768  # the same, of a single column; blocks of a snapshot that are sorted into runs together
 _EVENT_BYTES = 256  # of an event, beside its keys
 _NOTE_BYTES = 32  # of a row that changed, or a key that went, and was not told yet
 
@@ -259,23 +259,25 @@ class Journal:
         with self._news:
             self._news.notify_all()
 
-    def snapshot(self) -> tuple[int, Iterator[list[Stored]]]:
-        """All blocks that were told of, in pieces, and the sequence number past which events make up for what changes
-        meanwhile. To be used within ``watching``."""
+    def snapshot(self) -> tuple[int, Iterator[Stored]]:
+        """All blocks that were told of, and the sequence number past which events make up for what changes while they
+        are looked at. To be used within ``watching``."""
         sequence = self.sequence
         with self._state.lock:
             self._state.counters["event_snapshots"] += 1
-        return sequence, self._pieces()
+        return sequence, self._all()
 
-    def _pieces(self) -> Iterator[list[Stored]]:
+    def _all(self) -> Iterator[Stored]:
         state = self._state
         for start in range(0, state.index.rows_used, _SCAN):
             with state.lock:
                 rows = start + np.flatnonzero(self._told[start : start + _SCAN])
+            pieces = []
             for at in range(0, len(rows), _PIECE):
                 with state.lock:
-                    seen = self._known(rows[at : at + _PIECE])
-                yield list(runs(seen))
+                    pieces.append(self._known(rows[at : at + _PIECE]))
+            if pieces:
+                yield from runs(joined(pieces))
 
     def _known(self, rows: IntArray) -> Seen:
         """Rows that are still told of, in namespaces that are still found."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvstore.core.keys import KEY_BYTES, KeyArray
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.index import READY
-from kvstore.tiers.tier import TierKind, U16Array, U32Array
+from kvstore.tiers.tier import TierKind, U32Array
 
 if TYPE_CHECKING:
     from kvstore.tiers.state import State
@@ -69,8 +69,8 @@ Event: TypeAlias = "Stored | Removed | Dropped"
 class Seen:
     """Blocks as they were when the lock was held, by position. ``parents``: key of the block before."""
 
-    roots: dict[int, bytes]  # of the namespaces' numbers
-    namespaces: U16Array
+    roots: dict[int, bytes]  # by handle
+    handles: IntArray  # of their namespaces
     blocks: U32Array
     keys: KeyArray
     parents: KeyArray
@@ -105,13 +105,23 @@ def tiers_of(state: State, rows: IntArray) -> TierMasks:
 def see(state: State, rows: IntArray, tiers: TierMasks, moved: npt.NDArray[np.bool_]) -> Seen:
     """Under the lock: what is told of rows, all of them READY."""
     index = state.index
-    namespaces, above = index.namespace[rows], index.parent[rows]
-    roots = {}
-    for number in np.flatnonzero(np.bincount(namespaces)).tolist():
+    numbers, handles, roots = index.namespace[rows], np.empty(len(rows), np.int64), {}
+    for number in np.flatnonzero(np.bincount(numbers)).tolist():
         found = state.namespaces.by_id(number)
         assert found is not None, "rows keep their namespace's id in use"
-        roots[number] = found.root
-    return Seen(roots, namespaces, index.block[rows], _keys(state, rows), _keys(state, above), tiers, moved)
+        handles[numbers == number] = found.handle
+        roots[found.handle] = found.root
+    above = index.parent[rows]
+    return Seen(roots, handles, index.block[rows], _keys(state, rows), _keys(state, above), tiers, moved)
+
+
+def joined(pieces: Sequence[Seen]) -> Seen:
+    """Several looks as one."""
+    columns = (
+        np.concatenate([getattr(piece, name) for piece in pieces])
+        for name in ("handles", "blocks", "keys", "parents", "tiers", "moved")
+    )
+    return Seen({handle: root for piece in pieces for handle, root in piece.roots.items()}, *columns)
 
 
 def _keys(state: State, rows: npt.NDArray[np.integer]) -> KeyArray:
@@ -127,13 +137,13 @@ def runs(seen: Seen) -> Iterator[Stored]:
     starts = np.flatnonzero(np.diff(head[order], prepend=-1)).tolist()
     raw = seen.keys[order].tobytes()
     first = order[starts]
-    for at, start, stop, number, block, tiers, moved in zip(
-        first.tolist(), starts, [*starts[1:], len(order)], seen.namespaces[first].tolist(), seen.blocks[first].tolist(),
+    for at, start, stop, handle, block, tiers, moved in zip(
+        first.tolist(), starts, [*starts[1:], len(order)], seen.handles[first].tolist(), seen.blocks[first].tolist(),
         seen.tiers[first].tolist(), seen.moved[first].tolist(), strict=True,
     ):  # fmt: skip
         parent = seen.parents[at].tobytes() if block else b""
         keys = raw[start * KEY_BYTES : stop * KEY_BYTES]
-        yield Stored(seen.roots[number], block, parent, keys, tiers, moved)
+        yield Stored(seen.roots[handle], block, parent, keys, tiers, moved)
 
 
 def _heads(seen: Seen) -> IntArray:
@@ -142,7 +152,7 @@ def _heads(seen: Seen) -> IntArray:
     order = np.argsort(low)
     above = order[np.minimum(np.searchsorted(low, seen.parents[:, 0], sorter=order), count - 1)]
     fits = (seen.keys[above] == seen.parents).all(axis=1) & (seen.blocks[above] + np.uint32(1) == seen.blocks)
-    for column in (seen.namespaces, seen.tiers, seen.moved):
+    for column in (seen.handles, seen.tiers, seen.moved):
         fits &= column[above] == column
     follows = np.flatnonzero(fits)
     _, one = np.unique(above[follows], return_index=True)  # of several children one goes on with the run

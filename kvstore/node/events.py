@@ -153,19 +153,18 @@ class _Stream:
 
     def _snapshot(self) -> Generator[pb.EventBatch, None, int]:
         """Everything that is here; the sequence number from which to go on."""
-        sequence, pieces = self._journal.snapshot()
+        sequence, runs = self._journal.snapshot()
         yield self._events.message(sequence, [pb.Event(snapshot_begun=pb.SnapshotBegun())], status=True)
         held: list[Stored] = []
         entries = keys = 0
-        for piece in pieces:
-            wanted = list(filter(self._wants, piece))
-            held += wanted
-            keys += sum(map(len, wanted))
+        for run in filter(self._wants, runs):
+            held.append(run)
+            keys += len(run)
             if keys >= BATCH_KEYS:
                 yield self._events.message(sequence, self._chosen(held, map(_encode, held)))
                 entries, keys, held = entries + keys, 0, []
-            if self._events.closing:
-                return sequence
+                if self._events.closing:
+                    return sequence
         done = pb.Event(snapshot_done=pb.SnapshotDone(entries=entries + keys))
         yield self._events.message(sequence, [*self._chosen(held, map(_encode, held)), done])
         return sequence

@@ -1,13 +1,19 @@
-"""A subscriber of a real node: what it is told lands in a dict, and who it heard in lists."""
+"""A subscriber of a real node: what it is told lands in a dict, and who it heard in lists. And a node to look into."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
 
 from kvstore.cluster.feed import Feed
 from kvstore.cluster.loop import LoopThread
 from kvstore.cluster.subscriber import Heard, Subscriber
+from kvstore.node.config import load
+from kvstore.server.node import Node
+from kvstore.tiers.memfile import purge
 from tests.integration.nodes import wait_for
 from tests.unit.cluster.feeding import NODE, DictSink
 
@@ -52,3 +58,23 @@ def following(address: str, node_id: bytes, **options: float) -> Iterator[Follow
         yield follower
     finally:
         follower.close()
+
+
+@contextmanager
+def serving(folder: Path, **settings: object) -> Iterator[Node]:
+    """A node in the test's own process."""
+    addresses = dict.fromkeys(("data_address", "control_address"), "127.0.0.1:0")
+    flags = {"socket": str(folder / "sock"), "data_dir": str(folder / "data"), "http_address": "off", **addresses}
+    served = Node(load(environ={}, flags={**flags, **settings}))
+    try:
+        served.start()
+        yield served
+    finally:
+        served.stop()
+        purge(served.store.config.memory_file)
+
+
+def narrow_channel(served: Node) -> grpc.Channel:
+    """Takes little before it is read from."""
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
+    return grpc.insecure_channel(served.facts.control_address, options)

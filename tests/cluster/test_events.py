@@ -17,11 +17,15 @@ import pytest
 
 from kvstore import Client, NamespaceSpec
 from kvstore.client.namespace import Namespace
+from kvstore.cluster.feed import Feed
+from kvstore.tiers.values import ChainSlice
 from kvstore.v1 import control_pb2 as pb
 from kvstore.v1.control_pb2_grpc import ControlStub
 from kvstore.v1.events_pb2 import WatchEventsRequest
-from tests.cluster.following import Follower, following
+from tests.cluster.following import Follower, following, narrow_channel, serving
 from tests.integration.nodes import NodeProcess, node, wait_for
+from tests.unit.cluster.feeding import NODE, DictSink
+from tests.unit.tiers.stores import keys_of
 
 SPEC = NamespaceSpec(model="events", block_tokens=4, block_bytes=64 << 10)
 SMALL = NamespaceSpec(model="many", block_tokens=4, block_bytes=4 << 10)
@@ -199,6 +203,49 @@ def test_another_node_at_the_address_is_not_believed(running: NodeProcess) -> No
         wait_for(lambda: bool(follower.reasons), "the loss")
         assert running.node_id in follower.reasons[0]
         assert (follower.sink.calls, follower.signs) == ([], [])
+
+
+def test_a_sink_that_fails_is_filled_anew(running: NodeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    with follow(running) as follower, Client(running.target) as client:
+        follower.await_snapshot()
+        whole = follower.sink.stored
+
+        def failing(*arguments: Any) -> None:
+            monkeypatch.undo()
+            raise RuntimeError("no room")
+
+        monkeypatch.setattr(follower.sink, "stored", failing)
+        put(client.namespace(SPEC), range(2))
+        follower.await_snapshot(2)
+        assert follower.reasons == ["RuntimeError: no room"]
+        assert follower.sink.stored == whole
+        assert agree(running, follower, SPEC, range(2))
+        assert len(follower.known()) == 2 * CHAIN
+
+
+def test_a_watcher_that_falls_behind_gets_a_snapshot_in_its_stream(tmp_path: Path) -> None:
+    """Its connection has room for some thousand keys, and the node keeps as many; 64,000 come and go."""
+    with serving(tmp_path, capacity="16MiB") as served, narrow_channel(served) as channel:
+        served.store.journal.ring_bytes = 64 << 10
+        session, view = served.store.open_session(False), served.store.open_namespace(SMALL.canonical())
+        sink = DictSink()
+        feed = Feed(served.facts.node_id, NODE, sink, lambda root, canonical: None)
+        stream = ControlStub(channel).WatchEvents(feed.request())  # type: ignore[no-untyped-call]
+        while feed.behind:
+            feed.take(next(stream))
+        for number in range(250):
+            chain = keys_of(SMALL, tuple(range(number * 1000, number * 1000 + 256)))
+            reserved = served.store.reserve(session, view.handle, ChainSlice(chain))
+            served.store.commit(session, reserved.id, np.zeros(reserved.slots, np.uint64))
+            time.sleep(0.002)
+        served.store._pressure.stop()  # nothing is evicted any more
+        served.store.journal.flush()
+        while feed.behind or feed.sequence < served.store.journal.sequence:
+            feed.take(next(stream))
+        assert feed.snapshots > 1
+        here = b"".join(run.keys for run in served.store.journal.snapshot()[1])
+        assert {key for _, key in sink.blocks} == {here[at : at + 16] for at in range(0, len(here), 16)}
+        stream.cancel()
 
 
 def test_watchers_that_do_not_read_cost_neither_puts_nor_memory_nor_calls(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def small_pieces() -> None:
         patch.setattr(journal_module, "BATCH_KEYS", 3)
         patch.setattr("kvstore.node.events.BATCH_KEYS", 3)
         patch.setattr(journal_module, "_PIECE", 2)
+        patch.setattr(journal_module, "_SCAN", 4)
         yield  # type: ignore[misc]
 
 
