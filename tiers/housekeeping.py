@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from kvstore.tiers.state import PIECE, State
 from kvstore.tiers.tier import NO_SLOT, TierKind
 
 _EVERY = 0.2  # seconds
+_GATHERED = 65_536  # rows
 _USES_EVERY = 5.0
 _NVME_EVERY = 30.0  # a stamp there costs a rewritten entry
 
@@ -39,9 +41,8 @@ class Housekeeper:
 
     def flush(self, last: bool = True) -> None:
         """Writes everything noted so far; to NVMe only now and then, or when it is the ``last`` time."""
-        stamp, touches = int(time.time()), self._state.touches
-        for _ in range(len(touches)):
-            rows = touches.popleft()
+        stamp = int(time.time())
+        for rows in self._touched():
             for start in range(0, len(rows), PIECE):
                 with self._state.lock:
                     self._stamp(rows[start : start + PIECE], stamp)
@@ -53,6 +54,16 @@ class Housekeeper:
         if self._on_nvme and (last or time.monotonic() - self._stamped > _NVME_EVERY):
             self._stamped = time.monotonic()
             self._stamp_nvme(stamp)
+
+    def _touched(self) -> Iterator[IntArray]:
+        """Rows noted so far, each once among some thousands: what is read often is not stamped as often."""
+        touches, found, count = self._state.touches, list[IntArray](), 0
+        for left in range(len(touches) - 1, -1, -1):
+            found.append(touches.popleft())
+            count += len(found[-1])
+            if count >= _GATHERED or not left:
+                yield np.unique(np.concatenate(found))
+                found, count = [], 0
 
     def _stamp_nvme(self, stamp: int) -> None:
         slots, self._on_nvme = np.array(list(self._on_nvme), np.uint32), set()
