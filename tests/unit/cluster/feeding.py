@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from kvstore.cluster.feed import Feed
+from kvstore.cluster.prefix_index import PrefixIndex
 from kvstore.core.keys import KeyArray
 from kvstore.node.events import Events
 from kvstore.v1 import events_pb2 as pb
@@ -56,10 +57,12 @@ class DictSink:
 class Watcher:
     """Takes messages of ``Events`` when it is told to. It can lose its connection at any message."""
 
-    def __init__(self, roots: tuple[bytes, ...] = ()) -> None:
+    def __init__(self, roots: tuple[bytes, ...] = (), index: PrefixIndex | None = None) -> None:
+        """``index`` takes the events in the place of the dict."""
         self.sink = DictSink()
         self.canonicals: dict[bytes, bytes] = {}
-        self.feed = Feed(NODE_ID, NODE, self.sink, self.canonicals.__setitem__, roots)
+        node = index.add_node(NODE_ID) if index else NODE
+        self.feed = Feed(NODE_ID, node, index or self.sink, self.canonicals.__setitem__, roots)
         self.statuses: list[pb.NodeStatus] = []
         self._stream: Generator[pb.EventBatch, None, None] | None = None
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from kvstore.cluster.prefix_index import PrefixIndex
 from kvstore.node.events import Events
 from kvstore.tiers import journal as journal_module
 from kvstore.tiers.runs import tiers_of
@@ -42,6 +43,8 @@ class WatchedMachine(StoreMachine):
 
     def __init__(self) -> None:
         self.steady, self.unlucky, self.narrow = Watcher(), Watcher(), Watcher((ONE.root,))
+        self.index = PrefixIndex(1000)
+        self.indexing = Watcher(index=self.index)
         super().__init__()
 
     def start(self) -> BlockStore:
@@ -84,6 +87,23 @@ class WatchedMachine(StoreMachine):
             self.store.rotate_namespace(spec.root)
             self.forget_branch(spec.root, ())
 
+    @rule()
+    def ask_the_index_of_the_cell(self) -> None:
+        self.settle()
+        self.indexing.catch_up(self.events)
+        node = self.index.add_node(NODE_ID)
+        for root, path in self.blocks:
+            if root in self.views:
+                keys = keys_of(self.spec_of(root), path)
+                answer, found = self.store.match(self.views[root].handle, keys), self.index.lookup(root, keys)
+                assert found.prefix.get(node, 0) == answer.blocks
+                assert found.prefix_dram.get(node, 0) == dict(answer.tiers)[TierKind.DRAM]
+        assert self.index.entries == len(self.there())
+
+    def settle(self) -> None:
+        if self.store._movement:
+            still(self.store)
+
     def behind(self, watcher: Watcher) -> bool:
         feed = watcher.feed
         return feed.behind or (feed.boot_id, feed.sequence) != (self.events.boot_id, self.store.journal.sequence)
@@ -93,8 +113,7 @@ class WatchedMachine(StoreMachine):
         self.check(self.steady)
 
     def check(self, watcher: Watcher, root: bytes = b"") -> None:
-        if self.store._movement:
-            still(self.store)
+        self.settle()
         watcher.catch_up(self.events)
         known = watcher.sink.blocks
         assert known == {block: where for block, where in self.there().items() if not root or block[0] == root}
@@ -133,7 +152,7 @@ class WatchedMachine(StoreMachine):
         super().teardown()
 
     def lose_all(self) -> None:
-        for watcher in (self.steady, self.unlucky, self.narrow):
+        for watcher in (self.steady, self.unlucky, self.narrow, self.indexing):
             watcher.lose()
 
 
