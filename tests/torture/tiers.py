@@ -65,8 +65,8 @@ class Score:
 
 
 class Crashes:
-    """One series. ``kill``: DRAM has room for all, so that every acknowledged block must be hit again. The others: DRAM
-    is always full; what was acknowledged as durable must be there."""
+    """One series. ``kill``: DRAM has room for all; ``kill_full``: it is always full, and both tiers have room. Every
+    acknowledged block must be hit again. The others: what was acknowledged as durable must be there."""
 
     def __init__(self, mode: Mode, seed: int, rule: str, place: Path) -> None:
         self.mode, self.seed, self.rule, self.place = mode, seed, rule, place
@@ -161,7 +161,7 @@ def two_tiers_killed(seed: int) -> tuple[Tally, int]:
 
 
 def two_tiers_killed_while_full(seed: int) -> tuple[Tally, int]:
-    """SIGKILL of a node whose DRAM is full and moving: what was durable is there."""
+    """SIGKILL of a node whose DRAM is full and moving: what was acknowledged is hit again, in one tier or the other."""
     return _scenario("kill_full", seed)
 
 
