@@ -66,7 +66,8 @@ class MoveTicket:
 
 @dataclass(eq=False)
 class Move:
-    """One part on its way from ``source`` to ``target``. ``context`` is what the store needs to carry it out."""
+    """One part on its way from ``source`` to ``target``. ``context`` is what the store needs to carry it out. ``owed``:
+    it is carried out whoever waits for it."""
 
     unit: Unit
     source: TierKind
@@ -75,6 +76,7 @@ class Move:
     priority: Priority
     context: object = None
     running: bool = False
+    owed: bool = False
     tickets: list[MoveTicket] = field(default_factory=list)
 
     @property
@@ -84,8 +86,8 @@ class Move:
 
     @property
     def wanted(self) -> bool:
-        """Somebody still waits for it; a demotion needs nobody."""
-        return bool(self.tickets) or self.priority is Priority.DEMOTION
+        """Somebody still waits for it; a demotion needs nobody, also when somebody had made it more urgent."""
+        return bool(self.tickets) or self.owed or self.priority is Priority.DEMOTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class MoveSchedule:
         if move.key in self._moves:
             return False
         self._admit(move)
+        move.owed = True
         return True
 
     def cancel(self, ticket: MoveTicket) -> list[tuple[MoveTicket, str]]:

@@ -111,6 +111,21 @@ def test_a_prefetch_past_its_deadline_is_not_started() -> None:
     assert ended == [(late, EXPIRED)]
 
 
+@pytest.mark.parametrize("end", ["deadline", "cancelled", "gone"])
+def test_a_demotion_that_somebody_waited_for_in_vain_is_carried_out_all_the_same(end: str) -> None:
+    schedule = MoveSchedule(MoveBounds())
+    assert schedule.demote(demotion(1))
+    urgent = Move(1, TierKind.DRAM, TierKind.NVME, 10, Priority.READER)
+    ticket = schedule.request(urgent, owner="a", deadline=5.0)
+    if end == "cancelled":
+        schedule.cancel(ticket)
+    elif end == "gone":
+        schedule.cancel_owner("a")
+    batch, ended = schedule.next_batch(10.0)
+    assert units(batch) == [1]
+    assert ended == ([(ticket, EXPIRED)] if end == "deadline" else [])
+
+
 def test_queues_are_bounded_each_by_itself() -> None:
     schedule = MoveSchedule(MoveBounds(queued=(1, 1, 1)))
     schedule.request(load(1))
