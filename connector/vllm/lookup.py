@@ -17,6 +17,7 @@ from .link import Link, is_outage, reason_of
 
 PENDING, DONE = "pending", "done"
 POLL_S = 0.002  # between two looks for blocks that another engine is still writing
+PREFETCH_S = 5.0  # blocks that have not begun to come from NVMe by then are not worth it any more
 
 
 class Lookup:
@@ -125,16 +126,26 @@ class Lookups:
         if not self._breaker.allow():
             lookup.done("breaker")
             return False
-        self._match(lookup, namespace)
+        leased = self._match(lookup, namespace)
         self._breaker.success()
         if lookup.matched < lookup.wanted and time.monotonic() < lookup.deadline:
             lookup.release()
             return True
         lookup.done()
+        if leased < lookup.matched:
+            self._prefetch(namespace, Keys(lookup.keys)[: lookup.matched])
         return False
 
-    def _match(self, lookup: Lookup, namespace: Any) -> None:
-        """Asks the store. ``hold`` is the SDK's match with a lease; it tells which window parts are there."""
+    def _prefetch(self, namespace: Any, keys: Keys) -> None:
+        """Blocks without a lease may be on NVMe alone: they start on their way while the request waits for its turn."""
+        try:
+            namespace.prefetch(keys, deadline=PREFETCH_S, timeout=self._timeout)
+        except Exception as error:  # the load will fetch them itself
+            self._log.debug("kvstore: no prefetch: %s", error)
+
+    def _match(self, lookup: Lookup, namespace: Any) -> int:
+        """Asks the store. ``hold`` is the SDK's match with a lease; it tells which window parts are there. Returns
+        how many blocks the lease keeps in memory."""
         held = self._hold(namespace, Keys(lookup.keys), request_id=lookup.tag, timeout=self._timeout)
         lookup.hold, lookup.matched = held, held.blocks
         windows = self._groups(lookup.spec)
@@ -143,6 +154,7 @@ class Lookups:
                 group: [all(held.has(part, block) for part in parts) for block in range(held.blocks)]
                 for group, parts in windows.items()
             }
+        return int(held.leased)
 
 
 def _sdk_hold(namespace: Any, keys: Keys, **options: Any) -> Any:

@@ -14,6 +14,8 @@ from .harness import ROOT, Engine, Node
 
 MODELS = ROOT / "build" / "vllm-models"
 Start = Callable[..., Engine]
+# Engine processes that spin on both cores of a small machine can keep a node from running for seconds.
+PATIENT: dict[str, Any] = {"stall_timeout_s": 30.0, "lookup_timeout_ms": 30_000}
 
 
 def transfer(node: Node, role: str = "kv_both", policy: str = "recompute", **extra: Any) -> dict[str, Any]:
@@ -62,11 +64,11 @@ class Engines:
         self.running.append(engine)
         return engine
 
-    def reference(self, llm: dict[str, Any], *calls: dict[str, Any]) -> list[list[Any]]:
+    def reference(self, llm: dict[str, Any], *calls: dict[str, Any], **env: str) -> list[list[Any]]:
         """Tokens that an engine without connector gives for each generate call, in order."""
-        key = json.dumps([{**llm, "model": str(llm["model"])}, calls], sort_keys=True)
+        key = json.dumps([{**llm, "model": str(llm["model"])}, calls, env], sort_keys=True)
         if key not in self._references:
-            engine = self.start(llm)
+            engine = self.start(llm, **env)
             self._references[key] = [tokens(engine.call("generate", **call)) for call in calls]
             self.stop()
         return self._references[key]  # type: ignore[no-any-return]

@@ -45,7 +45,7 @@ class Engine:
         settings = json.dumps({"llm": llm, "transfer": transfer})
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                ["nice", "-n", "5", sys.executable, str(HERE / "engine_main.py"), settings, str(write)],
+                [sys.executable, str(HERE / "engine_main.py"), settings, str(write)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -121,7 +121,7 @@ class Node:
         self.socket = folder / "node.sock"
         self.capacity = capacity
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self.start()
 
     @property
@@ -187,7 +187,8 @@ class Node:
 
 class Relay:
     """A TCP relay in front of a node. An action it is armed with is called once, when so many more bytes came from
-    the node; that connection ends there, or waits for the action's end when it is to be kept."""
+    the node; that connection ends there, or waits for the action's end when it is to be kept. ``delay``: seconds
+    that each piece from the node is held up."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -197,6 +198,7 @@ class Relay:
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.fired = False
+        self.delay = 0.0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -227,6 +229,8 @@ class Relay:
     def _pump(self, source: socket.socket, sink: socket.socket, counted: bool) -> None:
         try:
             while data := source.recv(64 << 10):
+                if counted and self.delay:
+                    time.sleep(self.delay)
                 if counted and self._fires(len(data)) and not self._keep:
                     break  # what the kernel still holds is lost as well
                 sink.sendall(data)
@@ -247,7 +251,7 @@ class Relay:
         return action is not None
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import MODELS, Engines, cached, transfer
+from .conftest import MODELS, PATIENT, Engines, cached, transfer
 from .harness import Node
 
 PROMPTS = [{"length": 700, "seed": 1}]
@@ -68,7 +68,9 @@ def test_a_changed_field_gives_no_hits_and_is_named(
     path = model("llama", mutation.seed)
     if mutation.config:
         path = changed_config(path, mutation.config)
-    engine = engines.start({"model": path, **mutation.llm}, transfer(node, **mutation.options), **mutation.env)
+    engine = engines.start(
+        {"model": path, **mutation.llm}, transfer(node, **PATIENT, **mutation.options), **mutation.env
+    )
     assert cached(engine.call("generate", prompts=PROMPTS)) == [0]
     said = [line.partition("differs in: ")[2] for line in engine.text().splitlines() if "differs in: " in line]
     assert said, engine.text()[-2000:]

@@ -20,6 +20,7 @@ from kvstore.core.namespace import NamespaceSpec
 class Held:
     blocks: int
     present: dict[int, list[bool]]
+    leased: int = 0
     closed: bool = False
 
     def has(self, part: int, block: int) -> bool:
@@ -41,6 +42,8 @@ class FakeStore:
         self.gate.set()
         self.held: list[Held] = []
         self.calls: list[str] = []
+        self.cold: set[bytes] = set()  # keys of blocks that are not in memory: leases end before them
+        self.prefetched: list[bytes] = []
 
     def check(self, name: str) -> None:
         self.calls.append(name)
@@ -85,9 +88,15 @@ class FakeNamespace:
         while n < len(keys) and all((keys[n], part) in store.blocks for part in self._needed(None)):
             n += 1
         windows = [i for i, p in enumerate(self.spec.parts) if p.kind != "prefix"]
-        held = Held(n, {part: [(key, part) in store.blocks for key in keys] for part in windows})
+        leased = next((i for i in range(n) if keys[i] in store.cold), n)
+        held = Held(n, {part: [(key, part) in store.blocks for key in keys] for part in windows}, leased)
         store.held.append(held)
         return held
+
+    def prefetch(self, keys: Keys, deadline: float, timeout: float) -> None:
+        store = self.client.store
+        store.check("prefetch")
+        store.prefetched += [key for key in keys if key in store.cold]
 
     def get(
         self, keys: Keys, into: Sequence[memoryview], *, first: int, parts: Sequence[int], request_id: int,

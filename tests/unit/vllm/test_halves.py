@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from .conftest import Make
@@ -232,6 +234,21 @@ def test_a_namespace_that_differs_is_explained_by_field(
     a.prefill(Request("a", 65))
     make([rank(shared={**rank().shared, "weights": "other"})]).prefill(Request("a", 65))
     assert "differs in: extra.weights" in caplog.text
+
+
+def test_blocks_that_are_not_in_memory_start_on_their_way_with_the_lookup(make: Make, store: FakeStore) -> None:
+    a, b, c = make(), make(seed=2), make(seed=3)
+    a.prefill(Request("a", 70))
+    b.load(Request("b", 70))
+    assert "prefetch" not in store.calls, "all of it is leased in memory"
+    keys = [key for key, _ in store.blocks]
+    store.cold = set(keys[2:])
+    c.load(request := Request("c", 70))
+    assert c.content(request) == a.content(Request("a", 70))
+    end = time.monotonic() + 10  # the lookup is answered first
+    while not store.prefetched and time.monotonic() < end:
+        time.sleep(0.001)
+    assert store.prefetched == keys[2:]
 
 
 def test_short_hits_are_computed(make: Make) -> None:
