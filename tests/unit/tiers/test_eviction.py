@@ -92,7 +92,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 40), length=st.integers(1, 8), request=st.integers(0, 3), piece=st.integers(1, 4))
     def serve(self, seed: int, length: int, request: int, piece: int) -> None:
-        chain = [1 + seed % 3, 10 + seed % 5, *(100 * (seed + 1) + at for at in range(length))]
+        chain = [1 + seed % 3, 10 + seed % 15, *(100 * (seed + 1) + at for at in range(length))]  # one parent a name
         self.cache.ask(chain, request)
         path = self.cache.path(chain)
         if len(path):
