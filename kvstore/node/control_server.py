@@ -21,7 +21,7 @@ from kvstore.v1 import control_pb2, control_pb2_grpc
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"]
 _WAITING = 4  # calls that wait for a thread, as a multiple of the threads
-_PING_MS, _PONG_MS = 10_000, 5_000  # a peer that answers no ping for that long is gone, and what it watched with it
+_UNACKNOWLEDGED_MS = 20_000  # a connection whose peer's machine takes nothing for that long ends, and its streams
 
 
 class ControlServer:
@@ -35,8 +35,8 @@ class ControlServer:
                 ("grpc.so_reuseport", 0),  # a second node on this port must fail, not share it
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
-                ("grpc.keepalive_time_ms", _PING_MS),
-                ("grpc.keepalive_timeout_ms", _PONG_MS),
+                ("grpc.keepalive_time_ms", _UNACKNOWLEDGED_MS),  # with it gRPC sets TCP_USER_TIMEOUT, to the next
+                ("grpc.keepalive_timeout_ms", _UNACKNOWLEDGED_MS),
             ],
             maximum_concurrent_rpcs=config.control_threads * (1 + _WAITING) + MAX_WATCHERS,
         )

@@ -27,7 +27,7 @@ class _Encoded:
 
 
 class Events:
-    """``draining`` says whether the node wants no new blocks. Thread-safe."""
+    """``draining`` says whether the node wants no new blocks. ``watchers``: how many there are now. Thread-safe."""
 
     def __init__(self, journal: Journal, node_id: bytes, boot_id: bytes, draining: Callable[[], bool]) -> None:
         self.boot_id = boot_id
@@ -36,7 +36,7 @@ class Events:
         self._node_id = node_id
         self._draining = draining
         self._lock = threading.Lock()
-        self._watchers = 0
+        self.watchers = 0
         self._encoded: dict[int, _Encoded] = {}
         self._status = pb.NodeStatus()
         self._status_at = -HEARTBEAT
@@ -51,13 +51,13 @@ class Events:
                 yield from _Stream(self, request).messages()
         finally:
             with self._lock:
-                self._watchers -= 1
+                self.watchers -= 1
 
     def _enter(self) -> None:
         with self._lock:
-            if self._watchers >= MAX_WATCHERS:
+            if self.watchers >= MAX_WATCHERS:
                 raise Busy(f"{MAX_WATCHERS} watch the events of this node already; try later", limit=MAX_WATCHERS)
-            self._watchers += 1
+            self.watchers += 1
 
     def close(self) -> None:
         """Says goodbye in all streams, and ends them."""

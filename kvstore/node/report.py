@@ -181,12 +181,13 @@ def _counters(counters: dict[str, int]) -> Iterator[Metric]:
     yield from families.values()
 
 
-def node_metrics(facts: Facts, connections: int, ready: bool) -> Iterator[Metric]:
+def node_metrics(facts: Facts, connections: int, watchers: int, ready: bool) -> Iterator[Metric]:
     """What the node itself is like."""
     from prometheus_client.core import GaugeMetricFamily
 
     yield GaugeMetricFamily("kvstore_ready", "1 when the node serves.", value=int(ready))
     yield GaugeMetricFamily("kvstore_connections", "Open data connections.", value=connections)
+    yield GaugeMetricFamily("kvstore_event_watchers", "Peers and routers that watch events.", value=watchers)
     yield GaugeMetricFamily("kvstore_uptime_seconds", "Time since the start.", value=time.monotonic() - facts.started)
     yield GaugeMetricFamily(
         "kvstore_insecure_network", "1 when it listens beyond loopback without security.", value=int(facts.insecure)

@@ -212,7 +212,8 @@ class Node:
 
     def _gauges(self) -> Iterator[Metric]:
         yield from store_metrics(self.store.stat())
-        yield from node_metrics(self.facts, self._data.connections if self._data else 0, self.ready)
+        connections = self._data.connections if self._data else 0
+        yield from node_metrics(self.facts, connections, self._events.watchers, self.ready)
 
     def _index_page(self) -> Page:
         facts = self.facts

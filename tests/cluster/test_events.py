@@ -272,6 +272,7 @@ def test_watchers_that_do_not_read_cost_neither_puts_nor_memory_nor_calls(tmp_pa
             deaf = [stub.WatchEvents(WatchEventsRequest()) for _ in range(8)]
             with follow(process) as follower:
                 follower.await_snapshot()
+                assert process.metrics()["kvstore_event_watchers"] == 9
                 rounds(40)
                 before = memory().rss
                 watched = rounds(200)
@@ -281,3 +282,4 @@ def test_watchers_that_do_not_read_cost_neither_puts_nor_memory_nor_calls(tmp_pa
                 wait_for(lambda: agree(process, follower, SMALL, range(next(number)), 256), "the one that reads")
             for call in deaf:
                 call.cancel()
+            wait_for(lambda: not process.metrics()["kvstore_event_watchers"], "the node to let go of all watchers")
