@@ -6,10 +6,17 @@ import sys
 from collections.abc import Sequence
 
 NAMES = (
-    "node", "demo", "stat", "match", "evict", "prefetch", "pin", "unpin", "namespace", "size", "purge", "fsck", "bench",
+    "node", "demo", "stat", "match", "evict", "prefetch", "pin", "unpin", "namespace", "size", "purge", "fsck",
+    "cluster", "dev-cluster", "bench",
 )  # fmt: skip
 # extras by command; others: cli
-_NEEDS = {"node": ("node",), "demo": ("decoder", "node"), "bench": ("node",), "fsck": ("node",)}
+_NEEDS = {
+    "node": ("node",),
+    "dev-cluster": ("node",),
+    "demo": ("decoder", "node"),
+    "bench": ("node",),
+    "fsck": ("node",),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from kvstore.cli import NAMES, missing
 from kvstore.core.errors import ConfigError, InvalidArgument, KVStoreError, Unavailable
 
-_COMMANDS = {name: f"kvstore.cli.{name}" for name in NAMES}
+_COMMANDS = {name: f"kvstore.cli.{name.replace('-', '_')}" for name in NAMES}
 _OURS = ("kvstore",)
 
 

@@ -112,6 +112,11 @@ class HolderSets:
         if number != NOBODY and not self._counts[number]:
             self._forget(number)
 
+    def counted(self) -> list[tuple[int, int]]:
+        """Of each set that entries have: the mask of its nodes, and how many entries."""
+        counts = self._counts[: len(self._sets)].tolist()
+        return [(held.anywhere, count) for held, count in zip(self._sets, counts, strict=True) if count]
+
     def _forget(self, number: int) -> None:
         gone = self._sets[number]
         if self._numbers.get(gone) == number:

@@ -31,6 +31,12 @@ class LoopThread:
         future.add_done_callback(_log_failure)
         return future
 
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """The same, called on the thread itself."""
+        task = self._loop.create_task(work)
+        task.add_done_callback(_log_failure)
+        return task
+
     def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Calls a function there, soon."""
         self._loop.call_soon_threadsafe(function, *arguments)
@@ -50,7 +56,7 @@ class LoopThread:
             self._loop.close()
 
 
-def _log_failure(future: Future[Any]) -> None:
+def _log_failure(future: Future[Any] | asyncio.Future[Any]) -> None:
     if not future.cancelled() and future.exception() is not None:
         _log.error("a task in the background failed", exc_info=future.exception())
 

@@ -145,6 +145,11 @@ class Membership:
         """All that are known, gone ones included."""
         return tuple(Peer(record.member, record.state) for record in self._records.values())
 
+    def peer(self, node_id: bytes) -> Peer | None:
+        """None: not known."""
+        record = self._records.get(node_id)
+        return Peer(record.member, record.state) if record is not None else None
+
     def state(self, node_id: bytes) -> State | None:
         """None: not known."""
         record = self._records.get(node_id)

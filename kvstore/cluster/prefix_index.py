@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -160,6 +161,16 @@ class PrefixIndex:
             keys = key_array(key)
             held = self._sets[int(self._table.numbers(self._table.find(namespace, keys), namespace, keys)[0])]
         return tuple((node, held.tiers(node)) for node in nodes_of(held.anywhere))
+
+    def blocks_by_node(self) -> dict[int, int]:
+        """How many blocks each node holds."""
+        with self._lock:
+            counted = self._sets.counted()
+        found: Counter[int] = Counter()
+        for mask, count in counted:
+            for node in nodes_of(mask):
+                found[node] += count
+        return dict(found)
 
     def _follow(self, root: bytes, first: int, keys: KeyArray, spans: list[Span]) -> bool:
         """Adds to ``spans`` who holds the blocks ``keys`` from ``first`` on. False: there was one that nobody holds.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
 import grpc
@@ -17,7 +17,7 @@ from kvstore.v1 import events_pb2 as pb
 from kvstore.v1.control_pb2_grpc import ControlStub
 
 _log = logging.getLogger(__name__)
-_OPTIONS = (
+OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),  # batches have some 130 KiB
     ("grpc.use_local_subchannel_pool", 1),  # each attempt connects anew, whatever gRPC thinks of the last one
     ("grpc.enable_http_proxy", 0),
@@ -34,6 +34,7 @@ class Heard:
     capacity_bytes: int | None = None
     free_bytes: int | None = None
     draining: bool | None = None
+    member: bytes = b""  # who it is, as JSON: first in a stream, then when it changes
 
 
 class Listener(Protocol):
@@ -84,7 +85,7 @@ class Subscriber:
     async def _follow(self, trouble: Trouble) -> None:
         """One connection, to its end."""
         self._heard_at, self._silent = time.monotonic(), False
-        async with grpc.aio.insecure_channel(self._address, _OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self._address, OPTIONS) as channel:
             call = ControlStub(channel).WatchEvents(self._feed.request())  # type: ignore[no-untyped-call]
             watchdog = asyncio.create_task(self._watch(call))
             try:
@@ -106,9 +107,16 @@ class Subscriber:
         if batch.leaving:
             self._listener.left(batch.node_id, batch.boot_id)
             return
-        status = batch.status if batch.HasField("status") else None
-        figures = (status.capacity_bytes, status.free_bytes, status.draining) if status else (None, None, None)
-        self._listener.heard(Heard(batch.node_id, batch.boot_id, *figures))
+        heard = Heard(batch.node_id, batch.boot_id, member=batch.member)
+        if batch.HasField("status"):
+            status = batch.status
+            heard = replace(
+                heard,
+                capacity_bytes=status.capacity_bytes,
+                free_bytes=status.free_bytes,
+                draining=status.draining,
+            )
+        self._listener.heard(heard)
 
     async def _watch(self, call: grpc.aio.UnaryStreamCall[pb.WatchEventsRequest, pb.EventBatch]) -> None:
         """Ends a call on which nothing comes: a peer that is gone without a word, or does not run."""

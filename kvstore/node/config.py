@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from kvstore.core.errors import ConfigError
+from kvstore.node.defaults import default_data_dir, default_socket
 from kvstore.node.kinds import (
     ADDRESS,
     COUNT,
     COUNT_OR_AUTO,
+    DISCOVERY,
     DURATION,
     DURATION_OR_OFF,
     FLAG,
@@ -32,17 +32,16 @@ from kvstore.node.kinds import (
     SIZE,
     SIZE_OR_AUTO,
     SOCKET,
+    TEXT_OR_AUTO,
+    TEXT_OR_OFF,
     Kind,
     one_of,
 )
 from kvstore.node.sanity import check
-from kvstore.node.units import Address
+from kvstore.node.sources import ENV_PREFIX, read_environment, read_toml
+from kvstore.node.units import Address, Discovery
 
-__all__ = ["FLAG", "NodeConfig", "Setting", "load", "markdown", "settings", "with_capacity"]
-ENV_PREFIX = "KVSTORE_"
-_OTHER_VARIABLES = frozenset({"KVSTORE_CONFIG", "KVSTORE_TARGET", "KVSTORE_DEBUG"})  # read elsewhere: config file, CLI
-# Kubernetes adds these for a Service named kvstore; they are no settings of ours.
-_SERVICE_LINKS = re.compile(r"^KVSTORE_(.*_)?(SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP).*)?)$")
+__all__ = ["FLAG", "NodeConfig", "Setting", "default_socket", "load", "markdown", "settings", "with_capacity"]
 
 
 def _setting(kind: Kind, default: Any, help: str, *, default_text: str | None = None) -> Any:
@@ -53,25 +52,6 @@ def _setting(kind: Kind, default: Any, help: str, *, default_text: str | None = 
         if callable(default)
         else field(default=default, metadata=metadata)
     )
-
-
-def default_data_dir() -> Path:
-    """Where a node keeps its identity. Raises ConfigError when this user has no home to keep it in."""
-    state, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME", "")
-    if state and os.path.isabs(state):
-        return Path(state) / "kvstore"
-    if not os.path.isabs(home) or home == "/" or not os.path.isdir(home):
-        raise ConfigError(
-            f"HOME is {home or 'not set'!r}, no directory to keep the node's identity in; set data_dir", key="data_dir"
-        )
-    return Path(home) / ".local" / "state" / "kvstore"
-
-
-def default_socket() -> Path:
-    """The unix socket that a node and the clients of its host meet at."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) / "kvstore" if runtime else Path(tempfile.gettempdir()) / f"kvstore-{os.getuid()}"
-    return base / "node.sock"
 
 
 @dataclass(frozen=True)
@@ -189,6 +169,41 @@ class NodeConfig:
     )
     max_frame_bytes: int = _setting(SIZE, 1 << 30, "Largest payload of one request or reply on the data path.")
     max_keys: int = _setting(COUNT, 65_536, "Most keys that one request may name.")
+    discovery: Discovery | None = _setting(
+        DISCOVERY,
+        None,
+        "How this node finds the other nodes of its cell, by their control addresses: `static://HOST:PORT,HOST:PORT`, "
+        "`dns://NAME:PORT`, `etcd://HOST:PORT,HOST:PORT/CELL` or `etcds://` (with TLS). off: it stands alone.",
+    )
+    etcd_ca: Path | None = _setting(
+        PATH_OR_OFF, None, "Certificates that sign etcd's, in PEM; off: those that gRPC trusts."
+    )
+    etcd_cert: Path | None = _setting(PATH_OR_OFF, None, "Certificate of this node for etcd, in PEM.")
+    etcd_key: Path | None = _setting(PATH_OR_OFF, None, "Private key of that certificate, in PEM.")
+    etcd_user: str | None = _setting(TEXT_OR_OFF, None, "User of etcd.")
+    etcd_password_file: Path | None = _setting(PATH_OR_OFF, None, "File that holds that user's password.")
+    advertise_host: str | None = _setting(
+        TEXT_OR_AUTO,
+        None,
+        "Host name or address by which other nodes reach this one. auto: that of each address; where that is "
+        "0.0.0.0 or ::, the address of this machine's name.",
+    )
+    host_name: str | None = _setting(
+        TEXT_OR_AUTO, None, "Nodes with the same host_name are on the same machine. auto: the machine's own name."
+    )
+    zone: str | None = _setting(
+        TEXT_OR_OFF, None, "Which part of the site this node is in: a rack, a room, a building."
+    )
+    cell_index_entries: int | None = _setting(
+        COUNT_OR_AUTO,
+        None,
+        "Most blocks of the cell that this node knows the holders of, 28 bytes each as they come. "
+        "auto: one for each 4 KiB of capacity, from 1048576 to 134217728.",
+    )
+    suspect_after: float = _setting(DURATION, 3.0, "A node that is silent for this long is suspect.")
+    gone_after: float = _setting(
+        DURATION, 300.0, "A node that is suspect for this long is gone: nothing is looked for there any more."
+    )
     heartbeat: float = _setting(
         DURATION, 5.0, "Network sessions send something this often; silent for three times as long, they end."
     )
@@ -256,40 +271,12 @@ def load(
         path = Path(environ["KVSTORE_CONFIG"])
     values: dict[str, Any] = {}
     if path is not None:
-        values |= _checked(_read_toml(path), str(path), lambda key: key)
-    values |= _checked(_environment(environ), "the environment", lambda key: ENV_PREFIX + key.upper())
+        values |= _checked(read_toml(path), str(path), lambda key: key)
+    found = read_environment(environ, [setting.key for setting in settings()])
+    values |= _checked(found, "the environment", lambda key: ENV_PREFIX + key.upper())
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     values |= _checked(given, "the command line", lambda key: "--" + key.replace("_", "-"))
     return NodeConfig(**values)
-
-
-def _read_toml(path: Path) -> dict[str, object]:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef,import-not-found,unused-ignore]
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: it is not UTF-8 (byte {error.start})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, object]:
-    """Settings in the environment. A misspelt one is kept, for the check to name; foreign ones are not ours."""
-    known = [setting.key for setting in settings()]
-    found: dict[str, object] = {}
-    for name, value in environ.items():
-        if not name.startswith(ENV_PREFIX) or name in _OTHER_VARIABLES or _SERVICE_LINKS.match(name):
-            continue
-        key = name[len(ENV_PREFIX) :].lower()
-        if key in known or difflib.get_close_matches(key, known, 1, 0.75):
-            found[key] = value
-    return found
 
 
 def _checked(raw: Mapping[str, object], source: str, spelling: Callable[[str], str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from kvstore.core.errors import InvalidArgument, Unimplemented
+from kvstore.core.errors import InvalidArgument, Unavailable, Unimplemented
 from kvstore.core.keys import KeyArray
 from kvstore.node.checks import checked_first, checked_keys, checked_tier, deadline_of
 from kvstore.node.control_put import put
@@ -25,16 +25,24 @@ _T = TypeVar("_T")
 
 
 class Control:
-    """Implements service kvstore.v1.Control. ``stat`` gives the node's own StatReply."""
+    """Implements service kvstore.v1.Control. ``stat`` gives the node's own StatReply, ``cluster`` what it knows of its
+    cell; None: it stands alone."""
 
     def __init__(
-        self, store: BlockStore, events: Events, max_keys: int, peer_timeout: float, stat: Callable[[], pb.StatReply]
+        self,
+        store: BlockStore,
+        events: Events,
+        max_keys: int,
+        peer_timeout: float,
+        stat: Callable[[], pb.StatReply],
+        cluster: Callable[[], pb.ClusterStatusReply] | None = None,
     ) -> None:
         self._store = store
         self._events = events
         self._max_keys = max_keys
         self._peer_timeout = peer_timeout
         self._stat = stat
+        self._cluster = cluster
 
     # --- namespaces -----------------------------------------------------------------------------------------
 
@@ -133,6 +141,14 @@ class Control:
         tier = checked_tier(request.tier)
         found = self._store.prefetch(None, view.handle, keys, tier, (), deadline_of(request.deadline_ms))
         return pb.PrefetchReply(started=found.started, present=found.present, absent=found.absent)
+
+    def cluster_status(self, request: pb.ClusterStatusRequest, context: grpc.ServicerContext) -> pb.ClusterStatusReply:
+        if self._cluster is None:
+            raise Unavailable(
+                "this node stands alone: it runs with discovery = off; set discovery to make it part of a cell",
+                key="discovery",
+            )
+        return self._cluster()
 
     # --- events ---------------------------------------------------------------------------------------------
 

@@ -27,12 +27,20 @@ class _Encoded:
 
 
 class Events:
-    """``draining`` says whether the node wants no new blocks. ``watchers``: how many there are now. Thread-safe."""
+    """``draining`` says whether the node wants no new blocks, ``member`` who it is for its cell. Thread-safe."""
 
-    def __init__(self, journal: Journal, node_id: bytes, boot_id: bytes, draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        node_id: bytes,
+        boot_id: bytes,
+        draining: Callable[[], bool],
+        member: Callable[[], bytes] = bytes,
+    ) -> None:
         self.boot_id = boot_id
         self.journal = journal
         self.closing = False
+        self.member = member
         self._node_id = node_id
         self._draining = draining
         self._lock = threading.Lock()
@@ -104,6 +112,7 @@ class _Stream:
         self._journal = events.journal
         self._wanted = frozenset(request.roots)  # none: all
         self._known: set[bytes] = set()
+        self._told = b""  # who the node is
         self._resume = request.after_sequence if request.boot_id == events.boot_id else None
 
     def messages(self) -> Iterator[pb.EventBatch]:
@@ -114,7 +123,7 @@ class _Stream:
         while not self._events.closing:
             left = beat - time.monotonic()
             if left <= 0:
-                yield self._events.message(at, status=True)
+                yield self._signed(at)
                 beat = time.monotonic() + HEARTBEAT
             try:
                 batch = self._journal.next(at, max(0.0, left))
@@ -127,6 +136,14 @@ class _Stream:
         goodbye = self._events.message(at)
         goodbye.leaving = True
         yield goodbye
+
+    def _signed(self, sequence: int, events: Iterable[pb.Event] = ()) -> pb.EventBatch:
+        """A sign of life; with who the node is when this watcher does not know that."""
+        message = self._events.message(sequence, events, status=True)
+        member = self._events.member()
+        if member != self._told:
+            message.member = self._told = member
+        return message
 
     def _message(self, batch: Batch) -> pb.EventBatch:
         """What of a batch is for this watcher, namespaces introduced."""
@@ -154,7 +171,7 @@ class _Stream:
     def _snapshot(self) -> Generator[pb.EventBatch, None, int]:
         """Everything that is here; the sequence number from which to go on."""
         sequence, runs = self._journal.snapshot()
-        yield self._events.message(sequence, [pb.Event(snapshot_begun=pb.SnapshotBegun())], status=True)
+        yield self._signed(sequence, [pb.Event(snapshot_begun=pb.SnapshotBegun())])
         held: list[Stored] = []
         entries = keys = 0
         for run in filter(self._wants, runs):

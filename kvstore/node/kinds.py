@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvstore.node.units import parse_address, parse_duration, parse_size, show_duration, show_size
+from kvstore.node.units import (
+    parse_address,
+    parse_discovery,
+    parse_duration,
+    parse_size,
+    show_duration,
+    show_size,
+)
 
 AUTO = "auto"
 
@@ -67,12 +74,23 @@ def _or_auto(parse: Callable[[object], Any]) -> Callable[[object], Any]:
     return lambda value: None if str(value).lower() == AUTO else parse(value)
 
 
+def _or_off(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+    return lambda value: None if str(value).lower() == "off" else parse(value)
+
+
 def _shown_or(word: str, show: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: word if value is None else show(value)
 
 
 def _socket(value: object) -> Path | None:
     return None if str(value).lower() == "off" else _path(value)
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    if not (0 < len(text) < 256 and text.isprintable()):
+        raise ValueError(f"{value!r} is not text of 1 to 255 characters on one line")
+    return text
 
 
 def one_of(*choices: str) -> Kind:
@@ -91,7 +109,7 @@ COUNT_OR_AUTO = Kind("number or auto", _or_auto(_count), _shown_or(AUTO, str))
 DURATION = Kind("duration", parse_duration, show_duration)
 DURATION_OR_OFF = Kind(
     "duration or off",
-    lambda value: None if str(value).lower() == "off" else parse_duration(value),
+    _or_off(parse_duration),
     _shown_or("off", show_duration),
 )
 ADDRESS = Kind("host:port or off", parse_address, _shown_or("off", str))
@@ -102,4 +120,7 @@ NUMBER = Kind("number of 0 or more", _number, lambda value: f"{value:g}")
 SOCKET = Kind("path or off", _socket, _shown_or("off", str))
 MODE = Kind("octal mode", _mode, lambda value: f"{value:04o}")
 RATIO = Kind("ratio", _ratio, lambda value: f"{value:g}")
+TEXT_OR_AUTO = Kind("text or auto", _or_auto(_text), _shown_or(AUTO, str))
+TEXT_OR_OFF = Kind("text or off", _or_off(_text), _shown_or("off", str))
+DISCOVERY = Kind("URL or off", parse_discovery, _shown_or("off", str))
 FLAG = Kind("true or false", _flag, lambda value: "true" if value else "false")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.core.errors import ConfigError
 from kvstore.node.kinds import Kind
-from kvstore.node.units import Address, show_size
+from kvstore.node.units import Address, Discovery, show_size
 from kvstore.tiers.layout import MIN_SEGMENT
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "control_threads": (1, 1024),
     "control_message_bytes": (1 << 20, (1 << 31) - 1),
     "http_connections": (1, 1024),
+    "cell_index_entries": (1, 1 << 31),
+    "suspect_after": (2, 3600),
+    "gone_after": (1, 30 * 86_400),
 }
 
 
@@ -81,11 +84,45 @@ def _check_network(config: NodeConfig, key: str, address: Address | None) -> Non
     )
 
 
+def _check_cell(config: NodeConfig) -> None:
+    found = config.discovery
+    if found is None:
+        return
+    for key in ("data_address", "control_address"):
+        if getattr(config, key) is None:
+            raise ConfigError(f"discovery = {found} needs {key}: other nodes reach this one there", key=key)
+    if (config.etcd_cert is None) != (config.etcd_key is None):
+        raise ConfigError("etcd_cert and etcd_key go together: set both, or neither", key="etcd_cert")
+    if (config.etcd_user is None) != (config.etcd_password_file is None):
+        raise ConfigError("etcd_user and etcd_password_file go together: set both, or neither", key="etcd_user")
+    if not config.allow_insecure_network:
+        _check_cell_network(config, found)
+
+
+def _check_cell_network(config: NodeConfig, found: Discovery) -> None:
+    tls = found.scheme == "etcds" or config.etcd_ca is not None or config.etcd_cert is not None
+    if found.scheme in ("etcd", "etcds") and tls:
+        return
+    if config.etcd_user is not None and found.scheme == "etcd":
+        raise ConfigError(
+            f"discovery = {found} would send etcd_user's password without TLS; use etcds:// or etcd_ca, "
+            "or set allow_insecure_network = true",
+            key="discovery",
+        )
+    if beyond := [address for address in found.addresses if not address.loopback]:
+        raise ConfigError(
+            f"discovery = {found} goes to {beyond[0]} without transport security; "
+            "set allow_insecure_network = true if all who are on that network may read and write all blocks",
+            key="discovery",
+        )
+
+
 def check(config: NodeConfig, kinds: Mapping[str, Kind]) -> None:
     """Raises ConfigError, one line, naming the setting. ``kinds``: of each setting, to show values."""
     _check_bounds(config, kinds)
     _check_segments(config)
     _check_ports(config)
+    _check_cell(config)
     if config.low_watermark >= config.high_watermark:
         raise ConfigError(
             f"low_watermark ({config.low_watermark:g}) must be below high_watermark ({config.high_watermark:g})",

@@ -13,6 +13,7 @@ _SIZE_UNITS = {
     **{prefix: 1 << shift for prefix, shift in zip("kmgt", (10, 20, 30, 40), strict=True)},
     **{f"{prefix}b": 1000**power for prefix, power in zip("kmgt", (1, 2, 3, 4), strict=True)},
 }
+_CELL = r"[A-Za-z0-9._-]{1,64}"
 _DURATION_UNITS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -77,3 +78,40 @@ def parse_address(value: object) -> Address | None:
     if not colon or not host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError(f'{text!r} is not an address such as "127.0.0.1:7000" (or "off")')
     return Address(host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """Where the other nodes are looked for. ``scheme``: static, dns, etcd, or etcds (etcd with TLS).
+
+    ``addresses``: control planes of nodes, one name with its port, or etcd's servers. ``cell``: which one, in etcd.
+    """
+
+    scheme: str
+    addresses: tuple[Address, ...]
+    cell: str = ""
+
+    def __str__(self) -> str:
+        path = f"/{self.cell}" if self.cell else ""
+        return f"{self.scheme}://{','.join(map(str, self.addresses))}{path}"
+
+
+def parse_discovery(value: object) -> Discovery | None:
+    """None for "off". Raises ValueError."""
+    text = str(value).strip()
+    if text.lower() == "off":
+        return None
+    scheme, _, rest = text.partition("://")
+    listed, slash, cell = rest.partition("/")
+    etcd = scheme in ("etcd", "etcds")
+    fits = scheme in ("static", "dns") or etcd
+    if not (fits and listed) or (slash and not etcd) or (slash and not re.fullmatch(_CELL, cell)):
+        raise ValueError(
+            f'{text!r} is none of "static://HOST:PORT,HOST:PORT", "dns://NAME:PORT", "etcd://HOST:PORT/CELL" and "off"'
+        )
+    addresses = tuple(address for part in listed.split(",") if (address := parse_address(part)) is not None)
+    if len(addresses) < len(listed.split(",")) or not all(address.port for address in addresses):
+        raise ValueError(f"{text!r} names an address without a port")
+    if scheme == "dns" and len(addresses) > 1:
+        raise ValueError(f"{text!r} has several names; dns:// takes one, of which all addresses are used")
+    return Discovery(scheme, addresses, (cell or "default") if etcd else "")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import kvstore
+from kvstore.core.errors import Unavailable
 from kvstore.node import capacity, identity
 from kvstore.node.config import NodeConfig
 from kvstore.node.data_server import DataServer
@@ -32,6 +33,7 @@ from kvstore.v1 import control_pb2 as pb
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from kvstore.cluster.cell import Cell
     from kvstore.node.control_server import ControlServer
 
 _log = logging.getLogger("kvstore.node")
@@ -63,6 +65,7 @@ class Node:
         self._started = time.monotonic()
         self._metrics = NodeMetrics()
         self._control: ControlServer | None = None
+        self._cell: Cell | None = None
         self._http: HttpServer | None = None
         self._identity = identity.claim(config.data_dir)
         try:
@@ -145,12 +148,18 @@ class Node:
         handlers = Handlers(self.store, sessions, self._greeting, limits)
         self._data: DataServer | None = None
         self._data = DataServer(config, handlers, sessions, self._metrics)
-        self._events = Events(self.store.journal, self._identity.node_id, self.store.boot_id, lambda: self.draining)
+        self._events = Events(
+            self.store.journal, self._identity.node_id, self.store.boot_id, lambda: self.draining, self._who
+        )
         if config.control_address is not None:
             self._control = self._control_server()
         if config.http_address is not None:
             self._http = self._http_server()
         self.facts = self._facts()
+        if config.discovery is not None:
+            from kvstore.server.cell import open_cell  # gRPC is loaded for this alone
+
+            self._cell = open_cell(config, self.facts, self.store.journal.room()[0])
 
     def _control_server(self) -> ControlServer:
         from kvstore.node.control import Control
@@ -158,7 +167,8 @@ class Node:
 
         config = self.config
         assert config.control_address is not None
-        control = Control(self.store, self._events, config.max_keys, config.peer_timeout, self.stat)
+        cluster = self._cluster_status if config.discovery is not None else None
+        control = Control(self.store, self._events, config.max_keys, config.peer_timeout, self.stat, cluster)
         return ControlServer(config, config.control_address, control, self._metrics)
 
     def _http_server(self) -> HttpServer:
@@ -210,10 +220,24 @@ class Node:
         """What the node holds and does."""
         return stat_reply(self.store.stat(), self.facts)
 
+    def _cluster_status(self) -> pb.ClusterStatusReply:
+        from kvstore.server.cell import status_reply
+
+        if self._cell is None:
+            raise Unavailable("this node is starting; ask again")
+        return status_reply(self._cell, self.config.discovery)
+
+    def _who(self) -> bytes:
+        return self._cell.member.to_json() if self._cell is not None else b""
+
     def _gauges(self) -> Iterator[Metric]:
         yield from store_metrics(self.store.stat())
         connections = self._data.connections if self._data else 0
         yield from node_metrics(self.facts, connections, self._events.watchers, self.ready)
+        if self._cell is not None:
+            from kvstore.server.cell import cell_metrics
+
+            yield from cell_metrics(self._cell)
 
     def _index_page(self) -> Page:
         facts = self.facts
@@ -240,6 +264,8 @@ class Node:
         if self._control:
             self._control.start()
         self._data.start()
+        if self._cell:
+            self._cell.start()
         self.ready = True
         facts = self.facts
         if facts.insecure:
@@ -259,6 +285,8 @@ class Node:
         """Stops serving; requests in progress may finish within the grace. The memory file stays."""
         self.ready = False
         self._events.close()
+        if self._cell:
+            self._cell.stop()
         self._close_servers(self.config.shutdown_grace)
         self.store.close()
         self._identity.close()

@@ -383,3 +383,65 @@ class DrainProgress(_message.Message):
     bytes_done: int
     finished: bool
     def __init__(self, blocks_done: _Optional[int] = ..., blocks_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., finished: bool = ...) -> None: ...
+
+class ClusterStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClusterMember(_message.Message):
+    __slots__ = ("node_id", "boot_id", "data_address", "control_address", "host", "zone", "version", "capacity_bytes", "draining")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    node_id: bytes
+    boot_id: bytes
+    data_address: str
+    control_address: str
+    host: str
+    zone: str
+    version: str
+    capacity_bytes: int
+    draining: bool
+    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., data_address: _Optional[str] = ..., control_address: _Optional[str] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., version: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., draining: bool = ...) -> None: ...
+
+class ClusterPeer(_message.Message):
+    __slots__ = ("member", "state", "blocks", "free_bytes", "lag_seconds", "trouble")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAG_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    member: ClusterMember
+    state: str
+    blocks: int
+    free_bytes: int
+    lag_seconds: float
+    trouble: str
+    def __init__(self, member: _Optional[_Union[ClusterMember, _Mapping]] = ..., state: _Optional[str] = ..., blocks: _Optional[int] = ..., free_bytes: _Optional[int] = ..., lag_seconds: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class ClusterStatusReply(_message.Message):
+    __slots__ = ("node", "peers", "discovery", "problem", "index_blocks", "index_max_blocks", "index_bytes", "index_dropped")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    DISCOVERY_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    node: ClusterMember
+    peers: _containers.RepeatedCompositeFieldContainer[ClusterPeer]
+    discovery: str
+    problem: str
+    index_blocks: int
+    index_max_blocks: int
+    index_bytes: int
+    index_dropped: int
+    def __init__(self, node: _Optional[_Union[ClusterMember, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[ClusterPeer, _Mapping]]] = ..., discovery: _Optional[str] = ..., problem: _Optional[str] = ..., index_blocks: _Optional[int] = ..., index_max_blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., index_dropped: _Optional[int] = ...) -> None: ...

@@ -115,6 +115,11 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_v1_dot_events__pb2.WatchEventsRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_events__pb2.EventBatch.FromString,
                 _registered_method=True)
+        self.ClusterStatus = channel.unary_unary(
+                '/kvstore.v1.Control/ClusterStatus',
+                request_serializer=kvstore_dot_v1_dot_control__pb2.ClusterStatusRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_control__pb2.ClusterStatusReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -216,6 +221,12 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClusterStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -298,6 +309,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.WatchEvents,
                     request_deserializer=kvstore_dot_v1_dot_events__pb2.WatchEventsRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_events__pb2.EventBatch.SerializeToString,
+            ),
+            'ClusterStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClusterStatus,
+                    request_deserializer=kvstore_dot_v1_dot_control__pb2.ClusterStatusRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_control__pb2.ClusterStatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -732,6 +748,33 @@ class Control(object):
             '/kvstore.v1.Control/WatchEvents',
             kvstore_dot_v1_dot_events__pb2.WatchEventsRequest.SerializeToString,
             kvstore_dot_v1_dot_events__pb2.EventBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClusterStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/ClusterStatus',
+            kvstore_dot_v1_dot_control__pb2.ClusterStatusRequest.SerializeToString,
+            kvstore_dot_v1_dot_control__pb2.ClusterStatusReply.FromString,
             options,
             channel_credentials,
             insecure,

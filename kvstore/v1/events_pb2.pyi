@@ -73,20 +73,22 @@ class WatchEventsRequest(_message.Message):
     def __init__(self, boot_id: _Optional[bytes] = ..., after_sequence: _Optional[int] = ..., roots: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("node_id", "boot_id", "sequence", "events", "status", "leaving")
+    __slots__ = ("node_id", "boot_id", "sequence", "events", "status", "leaving", "member")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     node_id: bytes
     boot_id: bytes
     sequence: int
     events: _containers.RepeatedCompositeFieldContainer[Event]
     status: NodeStatus
     leaving: bool
-    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., leaving: bool = ...) -> None: ...
+    member: bytes
+    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., leaving: bool = ..., member: _Optional[bytes] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("capacity_bytes", "free_bytes", "draining")

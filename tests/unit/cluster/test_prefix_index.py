@@ -31,6 +31,20 @@ def chain(count: int, seed: int = 0) -> KeyArray:
     return np.random.default_rng(seed).integers(0, 2**64, (count, 2), np.uint64)
 
 
+def test_blocks_are_counted_by_node() -> None:
+    index = PrefixIndex(100)
+    one, two, three = (index.add_node(bytes([node])) for node in range(3))
+    index.stored(one, ROOTS[0], 0, KEYS[:10], DRAM)
+    index.stored(two, ROOTS[0], 0, KEYS[5:12], NVME)
+    index.stored(two, ROOTS[1], 0, KEYS[:3], NVME | DRAM)
+    assert index.blocks_by_node() == {one: 10, two: 10}
+    index.removed(two, ROOTS[0], KEYS[5:7])
+    index.stored(three, ROOTS[0], 0, KEYS[:1], HBM)
+    assert index.blocks_by_node() == {one: 10, two: 8, three: 1}
+    index.remove_node(one)
+    assert index.blocks_by_node() == {two: 8, three: 1}
+
+
 class IndexMachine(RuleBasedStateMachine):
     max_entries = 100
     max_sets = 10_000

@@ -9,7 +9,7 @@ import pytest
 from kvstore.core.errors import ConfigError
 from kvstore.node import config as module
 from kvstore.node.config import load, markdown, settings
-from kvstore.node.units import Address, parse_address, parse_duration, parse_size, show_duration, show_size
+from kvstore.node.units import Address, Discovery, parse_address, parse_duration, parse_size, show_duration, show_size
 
 ROOT = Path(__file__).parents[3]
 
@@ -93,6 +93,27 @@ def test_variables_that_kubernetes_adds_for_a_service_named_kvstore_are_no_setti
         ('max_frame_bytes = "1k"', ["max_frame_bytes", "1MiB"]),
         ("max_blocks = 1", ["max_blocks", "64"]),
         ("control_threads = 100000", ["control_threads", "1024"]),
+        ('zone = ""', ["zone", "text"]),
+        ('suspect_after = "1ms"', ["suspect_after", "2s"]),
+        ('discovery = "consul://127.0.0.1:1"', ["discovery", "static://HOST:PORT", "etcd://HOST:PORT/CELL"]),
+        ('discovery = "static://"', ["discovery"]),
+        ('discovery = "static://127.0.0.1"', ["discovery", "127.0.0.1"]),
+        ('discovery = "static://127.0.0.1:1,"', ["discovery"]),
+        ('discovery = "static://127.0.0.1:0"', ["discovery", "without a port"]),
+        ('discovery = "static://127.0.0.1:1/cell"', ["discovery"]),
+        ('discovery = "dns://a:1,b:1"', ["discovery", "several names"]),
+        ('discovery = "etcd://127.0.0.1:1/a/b"', ["discovery"]),
+        ('discovery = "dns://nodes:7001"', ["discovery", "nodes:7001", "allow_insecure_network"]),
+        ('discovery = "etcd://10.0.0.1:2379"', ["discovery", "10.0.0.1:2379", "allow_insecure_network"]),
+        ('discovery = "static://10.0.0.1:1"\netcd_ca = "/ca.pem"', ["discovery", "allow_insecure_network"]),
+        ('discovery = "static://127.0.0.1:1"\ncontrol_address = "off"', ["discovery", "control_address"]),
+        ('discovery = "static://127.0.0.1:1"\ndata_address = "off"', ["discovery", "data_address"]),
+        ('discovery = "etcds://e:1"\netcd_cert = "/a.pem"', ["etcd_cert", "etcd_key"]),
+        ('discovery = "etcds://e:1"\netcd_user = "me"', ["etcd_user", "etcd_password_file"]),
+        (
+            'discovery = "etcd://127.0.0.1:1"\netcd_user = "me"\netcd_password_file = "/secret"',
+            ["discovery", "password without TLS", "etcds://"],
+        ),
         ("capacity = ", ["TOML"]),
         ("[capacity]\nbytes = 1", ["capacity"]),
     ],
@@ -131,6 +152,40 @@ def test_listening_beyond_loopback_needs_to_be_allowed(address: str) -> None:
     with pytest.raises(ConfigError, match="allow_insecure_network"):
         load(environ={}, flags={"data_address": address})
     assert load(environ={}, flags={"data_address": address, "allow_insecure_network": True}).data_address is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("off", None),
+        ("static://127.0.0.1:1,[::1]:2", Discovery("static", (Address("127.0.0.1", 1), Address("::1", 2)))),
+        ("dns://localhost:7001", Discovery("dns", (Address("localhost", 7001),))),
+        ("etcd://127.0.0.1:2379", Discovery("etcd", (Address("127.0.0.1", 2379),), "default")),
+        ("etcds://a:1,b:2/cell-1", Discovery("etcds", (Address("a", 1), Address("b", 2)), "cell-1")),
+    ],
+)
+def test_discovery_reads_back_as_it_is_shown(text: str, found: Discovery | None) -> None:
+    loaded = load(environ={}, flags={"discovery": text}).discovery
+    assert loaded == found
+    assert loaded == load(environ={}, flags={"discovery": str(loaded or "off")}).discovery
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"discovery": "dns://nodes:7001"},
+        {"discovery": "etcd://10.0.0.1:2379", "etcd_user": "me", "etcd_password_file": "/secret"},
+    ],
+)
+def test_discovery_beyond_loopback_can_be_allowed(flags: dict[str, str]) -> None:
+    assert load(environ={}, flags={**flags, "allow_insecure_network": True}).discovery is not None
+
+
+def test_a_password_goes_to_etcd_by_tls() -> None:
+    user = {"etcd_user": "me", "etcd_password_file": "/secret"}
+    assert load(environ={}, flags={"discovery": "etcds://10.0.0.1:2379", **user}).discovery is not None
+    with_ca = {"discovery": "etcd://10.0.0.1:2379", "etcd_ca": "/ca.pem", **user}
+    assert load(environ={}, flags=with_ca).discovery is not None
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.9.9.9:1"])

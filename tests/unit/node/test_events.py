@@ -148,3 +148,16 @@ def test_watchers_are_counted_and_bounded(store: BlockStore, monkeypatch: pytest
 def test_a_root_that_is_none_is_refused(events: Events) -> None:
     with pytest.raises(InvalidArgument):
         next(events.watch(pb.WatchEventsRequest(roots=[b"short"])))
+
+
+def test_who_the_node_is_comes_first_and_when_it_changes(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, "HEARTBEAT", 0.01)
+    said = [b"one"]
+    events = Events(store.journal, NODE_ID, store.boot_id, lambda: False, lambda: said[0])
+    stream = events.watch(pb.WatchEventsRequest())
+    signs = (message.member for message in stream if message.HasField("status"))
+    assert [next(signs) for _ in range(3)] == [b"one", b"", b""]
+    said[0] = b"two"
+    assert [next(signs) for _ in range(3)] == [b"two", b"", b""]
+    resumed = events.watch(pb.WatchEventsRequest(boot_id=store.boot_id, after_sequence=store.journal.sequence))
+    assert next(resumed).member == b"two"
