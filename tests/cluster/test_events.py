@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
@@ -22,6 +24,7 @@ from kvstore.tiers.values import ChainSlice
 from kvstore.v1 import control_pb2 as pb
 from kvstore.v1.control_pb2_grpc import ControlStub
 from kvstore.v1.events_pb2 import WatchEventsRequest
+from tests.cluster.etcd.proxy import proxy
 from tests.cluster.following import Follower, following, narrow_channel, serving
 from tests.integration.nodes import NodeProcess, node, wait_for
 from tests.unit.cluster.feeding import NODE, DictSink
@@ -184,6 +187,61 @@ def test_a_paused_node_is_lost_by_its_silence_and_goes_on_where_it_was(running: 
         wait_for(lambda: len(follower.known()) == 3 * CHAIN, "the chain put after the pause")
         assert len(follower.signs) > heard
         assert follower.feed.snapshots == 1  # the node has kept what was missed
+
+
+def test_connections_cut_at_random_points_under_load_lose_nothing(running: NodeProcess) -> None:
+    """Two clients put and evict, two subscribers, one of them late, are cut off again and again."""
+    random, chains = Random(7), range(160)
+    with Client(running.target) as client, proxy(running.control) as first, proxy(running.control) as second:
+        namespace = client.namespace(SPEC)
+        put(namespace, chains[:40])
+        loads = [threading.Thread(target=load, args=(running, part)) for part in (chains[40:100], chains[100:])]
+        with following(first.address, identity(running)) as early:
+            for thread in loads:
+                thread.start()
+            with following(second.address, identity(running)) as late:
+                while any(thread.is_alive() for thread in loads):
+                    for cut in (first, second):
+                        cut.cut_after(random.randrange(20_000))
+                    time.sleep(random.random() / 4)
+                for thread in loads:
+                    thread.join()
+                for follower in (early, late):
+                    wait_for(lambda it=follower: agree(running, it, SPEC, chains), "what is told to be what is there")
+                assert len(early.known()) > 100
+                assert first.cuts + second.cuts > 4
+                assert early.feed.snapshots < first.cuts  # mostly it goes on where it was
+
+
+def load(process: NodeProcess, chains: range) -> None:
+    with Client(process.target, timeout=60.0) as client:
+        namespace = client.namespace(SPEC)
+        for number in chains:
+            put(namespace, range(number, number + 1))
+            if number % 3 == 0:
+                namespace.evict(namespace.keys(range(number * 10_000, number * 10_000 + 4 * CHAIN))[5:])
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("ways", [{"up": True, "down": True}, {"up": False, "down": True}], ids=["both", "one"])
+def test_a_partition_is_noticed_and_outlived(running: NodeProcess, ways: dict[str, bool]) -> None:
+    with (
+        proxy(running.control) as between,
+        following(between.address, identity(running), silence=2.0) as follower,
+        Client(running.target) as client,
+    ):
+        namespace = client.namespace(SPEC)
+        put(namespace, range(2))
+        wait_for(lambda: len(follower.known()) == 2 * CHAIN, "two chains told")
+        between.blackhole(**ways)
+        put(namespace, range(2, 3))
+        wait_for(lambda: len(follower.reasons) > 1, "the silence to be noticed, twice")
+        assert "nothing came for 2 s" in follower.reasons[0]
+        assert len(follower.known()) == 2 * CHAIN
+        between.cut()
+        between.heal()
+        wait_for(lambda: len(follower.known()) == 3 * CHAIN, "the chain put during the partition")
+        assert follower.feed.snapshots == 1
 
 
 def test_a_node_that_stops_says_goodbye(running: NodeProcess) -> None:
