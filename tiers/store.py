@@ -203,7 +203,7 @@ class BlockStore:
         """The namespace of a root. Raises UnknownNamespace."""
         with self._use().lock:
             found = self._state.namespaces.by_root(root)
-            return NamespaceView(found.handle, found.root, found.spec)
+            return NamespaceView(found.handle, found.root, found.spec, generation=found.generation)
 
     def spec(self, namespace: int) -> NamespaceSpec:
         """The spec of a handle. Raises UnknownNamespace."""

@@ -125,6 +125,7 @@ class NamespaceView:
     """A namespace as it was opened. ``handle`` names it until the node's next boot.
 
     ``differs``: fields in which the nearest stored namespace (``nearest_root``) of the same tenant and model differs.
+    ``generation``: how often it was rotated (``namespace_at`` only).
     """
 
     handle: int
@@ -133,6 +134,7 @@ class NamespaceView:
     created: bool = False
     differs: tuple[str, ...] = ()
     nearest_root: bytes = b""
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,15 @@ class NodeConfig:
     gone_after: float = _setting(
         DURATION, 300.0, "A node that is suspect for this long is gone: nothing is looked for there any more."
     )
+    fetch: str = _setting(
+        one_of("on", "off"),
+        "on",
+        "Whether this node gives its readers also what other nodes of the cell have: it fetches the blocks, and keeps "
+        "them as extra copies.",
+    )
+    fetch_wait: float = _setting(
+        DURATION, 2.0, "How long a get waits for blocks of other nodes at most; never past its own deadline."
+    )
     heartbeat: float = _setting(
         DURATION, 5.0, "Network sessions send something this often; silent for three times as long, they end."
     )

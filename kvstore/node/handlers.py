@@ -20,6 +20,7 @@ from kvstore.core.errors import (
     VersionMismatch,
 )
 from kvstore.core.namespace import root_of
+from kvstore.node.cell import Cell, CellReads
 from kvstore.node.checks import (
     checked_ack,
     checked_first,
@@ -34,7 +35,7 @@ from kvstore.node.layout import Layouts
 from kvstore.node.network import NetworkOps
 from kvstore.node.sessions import NodeSession, Sessions
 from kvstore.tiers.store import BlockStore
-from kvstore.tiers.values import MatchResult, NamespaceView
+from kvstore.tiers.values import MatchResult, NamespaceView, Prefetched
 from kvstore.transport.frame import MIN_VERSION, VERSION, Limits, Op
 from kvstore.v1 import data_pb2 as pb
 from kvstore.v1 import types_pb2 as types
@@ -65,6 +66,7 @@ class Handlers:
         self._limits = limits
         self._layouts = Layouts(store.spec)
         self._network = NetworkOps(store, limits, self._layouts)
+        self._cell: CellReads | None = None  # of a node that is one of a cell
         self._ops: dict[int, tuple[type[Message], Callable[[Lane, NodeSession, Any], Reply]]] = {
             Op.ATTACH: (pb.AttachRequest, self._attach),
             Op.OPEN_NAMESPACE: (pb.OpenNamespaceRequest, self._open_namespace),
@@ -97,6 +99,10 @@ class Handlers:
         kind, run = self._ops[op]
         return run(lane, session, _parse(kind, message, op))
 
+    def join(self, cell: Cell, wait: float) -> None:
+        """From now on readers are also given what other nodes have; each waits ``wait`` seconds for it at most."""
+        self._cell = self._network.cell = CellReads(self._store, cell, wait)
+
     def after(self) -> None:
         """What need not be done before a reply is sent."""
         self._store.learn()
@@ -112,7 +118,7 @@ class Handlers:
         if request.join_session:
             session = self._sessions.join(lane, request.join_session)
         else:
-            session = self._sessions.open(lane, request.shared_memory, request.client[:32])
+            session = self._sessions.open(lane, request.shared_memory, request.client[:32], bool(request.node_id))
         return Reply(self._hello_reply(lane, session, version).SerializeToString())
 
     def _hello_reply(self, lane: Lane, session: NodeSession, version: int) -> pb.HelloReply:
@@ -175,7 +181,14 @@ class Handlers:
         layout = self._layouts.get(request.namespace, request.parts)
         keys = checked_keys(request.keys, self._limits.max_keys, empty_ok=True)
         found = self._store.match(request.namespace, keys, layout.parts, request.request_id)
-        return Reply(_match_reply(found).SerializeToString())
+        reply = _match_reply(found)
+        if self._cell is not None and (
+            more := self._cell.match(session, request.namespace, keys, layout, found.blocks)
+        ):
+            reply.remote_blocks, reply.blocks = more, found.blocks + more
+            if reply.blocks == len(keys):
+                reply.ClearField("miss")
+        return Reply(reply.SerializeToString())
 
     def _get(self, lane: Lane, session: NodeSession, request: pb.GetRequest) -> Reply:
         layout = self._layouts.get(request.namespace, request.parts, request.range_offset, request.range_length)
@@ -185,7 +198,8 @@ class Handlers:
             return self._network.get(session, request, keys, layout)
         if request.release:
             self._store.release(session.stored, request.release)
-        found = self._store.acquire(
+        deadline = deadline_of(request.deadline_ms)
+        ask = (
             session.stored,
             request.namespace,
             keys,
@@ -195,9 +209,12 @@ class Handlers:
             request.max_blocks,
             request.range_offset,
             request.range_length,
-            deadline_of(request.deadline_ms),
+            deadline,
             request.whole,
         )
+        found = self._store.acquire(*ask)
+        if self._cell is not None:
+            found = self._cell.further(session, request, keys, layout, deadline, found, ask)
         reply = pb.GetReply(
             blocks=found.blocks,
             lease=found.lease,
@@ -283,14 +300,12 @@ class Handlers:
     def _prefetch(self, lane: Lane, session: NodeSession, request: pb.PrefetchKeysRequest) -> Reply:
         layout = self._layouts.get(request.namespace, request.parts)
         keys = checked_keys(request.keys, self._limits.max_keys)
-        found = self._store.prefetch(
-            session.stored,
-            request.namespace,
-            keys,
-            checked_tier(request.tier),
-            layout.parts,
-            deadline_of(request.deadline_ms),
-        )
+        tier, deadline = checked_tier(request.tier), deadline_of(request.deadline_ms)
+
+        def start() -> Prefetched:
+            return self._store.prefetch(session.stored, request.namespace, keys, tier, layout.parts, deadline)
+
+        found = start() if self._cell is None else self._cell.prefetch(session, request, keys, layout, deadline, start)
         reply = pb.PrefetchKeysReply(started=found.started, present=found.present, absent=found.absent)
         return Reply(reply.SerializeToString())
 

@@ -6,8 +6,9 @@ import contextlib
 
 import numpy as np
 
-from kvstore.core.errors import ChecksumMismatch, FrameTooLarge, InvalidArgument, KVStoreError
+from kvstore.core.errors import ChecksumMismatch, FrameTooLarge, InvalidArgument, KVStoreError, Unsupported
 from kvstore.core.keys import KeyArray
+from kvstore.node.cell import CellReads
 from kvstore.node.checks import checked_importance, checked_slice, deadline_of
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layout, Layouts
@@ -27,6 +28,7 @@ class NetworkOps:
         self._store = store
         self._limits = limits
         self._layouts = layouts
+        self.cell: CellReads | None = None
 
     # --- GET ------------------------------------------------------------------------------------------------
 
@@ -40,7 +42,8 @@ class NetworkOps:
                 got=layout.block_bytes,
                 want=self._limits.max_frame_bytes,
             )
-        found = self._store.acquire(
+        deadline = deadline_of(request.deadline_ms)
+        ask = (
             session.stored,
             request.namespace,
             keys,
@@ -50,15 +53,26 @@ class NetworkOps:
             min(room, request.max_blocks or room),
             request.range_offset,
             request.range_length,
-            deadline_of(request.deadline_ms),
+            deadline,
             request.whole,
         )
+        found = self._store.acquire(*ask)
+        if session.peer:
+            self._check_shared(session, request.namespace, found)
+        elif self.cell is not None:
+            found = self.cell.further(session, request, keys, layout, deadline, found, ask)
         try:
             message, payload = self._get_reply(found), self._views(found, layout)
         except BaseException:
             self._release(session, found)
             raise
         return Reply(message, payload, sent=lambda: self._release(session, found))
+
+    def _check_shared(self, session: NodeSession, handle: int, found: Acquired) -> None:
+        """What was rotated here may be of other weights than elsewhere: no other node gets it. Raises Unsupported."""
+        if self._store.namespace_at(self._store.spec(handle).root).generation:
+            self._release(session, found)
+            raise Unsupported("the namespace was rotated on this node; its blocks are not given to other nodes")
 
     @staticmethod
     def _get_reply(found: Acquired) -> bytes:

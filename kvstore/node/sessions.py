@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 
 class NodeSession:
-    """One client. ``seen`` is when it last sent something; ``pending`` its open reservations (network only)."""
+    """One client. ``seen`` is when it last sent something; ``pending`` its open reservations (network only). ``peer``:
+    another node, which is answered from what is here alone."""
 
-    def __init__(self, stored: Session, shared_memory: bool, name: str) -> None:
+    def __init__(self, stored: Session, shared_memory: bool, name: str, peer: bool = False) -> None:
         self.stored = stored
         self.shared_memory = shared_memory
         self.name = name
+        self.peer = peer
         self.seen = time.monotonic()
         self.ended = False
         self.lanes: set[Lane] = set()
@@ -40,9 +42,9 @@ class Sessions:
         self._lock = threading.Lock()
         self._by_token: dict[bytes, NodeSession] = {}
 
-    def open(self, lane: Lane, shared_memory: bool, name: str) -> NodeSession:
+    def open(self, lane: Lane, shared_memory: bool, name: str, peer: bool = False) -> NodeSession:
         """A new session with its first lane. Raises Busy."""
-        session = NodeSession(self._store.open_session(shared_memory, name), shared_memory, name)
+        session = NodeSession(self._store.open_session(shared_memory, name), shared_memory, name, peer)
         with self._lock:
             session.lanes.add(lane)
             self._by_token[session.stored.token] = session

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from kvstore.cluster.cell import Cell
     from kvstore.node.control_server import ControlServer
+    from kvstore.server.fetching import Fetching
 
 _log = logging.getLogger("kvstore.node")
 SERVER = f"kvstore {kvstore.__version__}"
@@ -66,6 +67,7 @@ class Node:
         self._metrics = NodeMetrics()
         self._control: ControlServer | None = None
         self._cell: Cell | None = None
+        self._fetching: Fetching | None = None
         self._http: HttpServer | None = None
         self._identity = identity.claim(config.data_dir)
         try:
@@ -158,8 +160,11 @@ class Node:
         self.facts = self._facts()
         if config.discovery is not None:
             from kvstore.server.cell import open_cell  # gRPC is loaded for this alone
+            from kvstore.server.fetching import Fetching
 
             self._cell = open_cell(config, self.facts, self.store.journal.room()[0])
+            if self._cell is not None and config.fetch == "on":
+                self._fetching = Fetching(self.store, self._cell, handlers, config.fetch_wait)
 
     def _control_server(self) -> ControlServer:
         from kvstore.node.control import Control
@@ -238,6 +243,8 @@ class Node:
             from kvstore.server.cell import cell_metrics
 
             yield from cell_metrics(self._cell)
+        if self._fetching is not None:
+            yield from self._fetching.metrics()
 
     def _index_page(self) -> Page:
         facts = self.facts
@@ -287,6 +294,8 @@ class Node:
         self._events.close()
         if self._cell:
             self._cell.stop()
+        if self._fetching:
+            self._fetching.stop()
         self._close_servers(self.config.shutdown_grace)
         self.store.close()
         self._identity.close()

@@ -83,11 +83,15 @@ class Transport(ABC):
 
     capabilities: ClassVar[Capabilities]
 
-    def __init__(self, address: Address, deadline: float, *, max_wires: int = 4, client: str = "kvstore") -> None:
+    def __init__(
+        self, address: Address, deadline: float, *, max_wires: int = 4, client: str = "kvstore", node_id: bytes = b""
+    ) -> None:
+        """``node_id``: of a node that fetches for its own readers, so that what it asks for goes no further."""
         self.address = address
         self.handles: dict[bytes, int] = {}
         self.lost = False
         self._client = client
+        self._node_id = node_id
         self._guard = threading.Lock()
         self._pins = 0
         self._ended = False
@@ -120,6 +124,7 @@ class Transport(ABC):
             client=self._client,
             shared_memory=self.capabilities.zero_copy,
             join_session=join,
+            node_id=self._node_id,
         )
         reply = parsed(pb.HelloReply(), wire.request(Op.HELLO, request.SerializeToString(), deadline))
         if not MIN_VERSION <= reply.version <= VERSION:

@@ -38,20 +38,26 @@ class TcpTransport(Transport):
 
     capabilities = Capabilities("tcp", same_host=False, zero_copy=False, heartbeat=True)
 
-    def __init__(self, address: Address, deadline: float, *, max_wires: int = 4, client: str = "kvstore") -> None:
-        super().__init__(address, deadline, max_wires=max_wires, client=client)
+    def __init__(
+        self, address: Address, deadline: float, *, max_wires: int = 4, client: str = "kvstore", node_id: bytes = b""
+    ) -> None:
+        super().__init__(address, deadline, max_wires=max_wires, client=client, node_id=node_id)
         REAPER.watch(self)
 
     # --- get ---------------------------------------------------------------------------------------------
 
     def _get(self, call: GetCall, into: Targets, deadline: float) -> GetResult:
+        return self.pull(call, into, deadline)[0]
+
+    def pull(self, call: GetCall, into: Targets, deadline: float) -> tuple[GetResult, list[int]]:
+        """One request of a get; also the checksums of all chunks of the blocks that were sent, block-major."""
         most = max(1, min(len(into) // len(call.plan.pieces), self._frame_blocks(call.plan)))
         wire = self.pool.take(deadline)
         try:
             wire.start(Op.GET, get_request(call, most, deadline=deadline), deadline)
             reply, here, holes, sums = self._located(wire, call, most, deadline)
             done = _receive(wire, call, here, sums, into, deadline)
-            return get_result(call, reply, here, done, False, holes)
+            return get_result(call, reply, here, done, False, holes), sums
         except SessionLost:
             self.retire()
             raise

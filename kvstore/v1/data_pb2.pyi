@@ -9,18 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HelloRequest(_message.Message):
-    __slots__ = ("version", "min_version", "client", "shared_memory", "join_session")
+    __slots__ = ("version", "min_version", "client", "shared_memory", "join_session", "node_id")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     JOIN_SESSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
     version: int
     min_version: int
     client: str
     shared_memory: bool
     join_session: bytes
-    def __init__(self, version: _Optional[int] = ..., min_version: _Optional[int] = ..., client: _Optional[str] = ..., shared_memory: bool = ..., join_session: _Optional[bytes] = ...) -> None: ...
+    node_id: bytes
+    def __init__(self, version: _Optional[int] = ..., min_version: _Optional[int] = ..., client: _Optional[str] = ..., shared_memory: bool = ..., join_session: _Optional[bytes] = ..., node_id: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("version", "node_id", "boot_id", "session", "session_index", "lock_dev", "lock_ino", "memory_bytes", "segment_bytes", "heartbeat_ms", "max_frame_bytes", "max_keys", "control_address", "http_address", "server")
@@ -133,16 +135,18 @@ class PartPrefix(_message.Message):
     def __init__(self, part: _Optional[int] = ..., blocks: _Optional[int] = ..., present: _Optional[bytes] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("blocks", "tiers", "parts", "miss")
+    __slots__ = ("blocks", "tiers", "parts", "miss", "remote_blocks")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     MISS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierPrefix]
     parts: _containers.RepeatedCompositeFieldContainer[PartPrefix]
     miss: _types_pb2.MissReason
-    def __init__(self, blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierPrefix, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[PartPrefix, _Mapping]]] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ...) -> None: ...
+    remote_blocks: int
+    def __init__(self, blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierPrefix, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[PartPrefix, _Mapping]]] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ..., remote_blocks: _Optional[int] = ...) -> None: ...
 
 class GetRequest(_message.Message):
     __slots__ = ("namespace", "keys", "first_block", "parts", "request_id", "range_offset", "range_length", "max_blocks", "release", "deadline_ms", "whole")

@@ -1,0 +1,104 @@
+"""Fetching from other nodes, joined to a node's store and its readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvstore.cluster.cell import Cell
+from kvstore.cluster.fetch import Fetcher
+from kvstore.cluster.fetch_target import Slots
+from kvstore.core.errors import UnknownNamespace
+from kvstore.core.keys import KeyArray
+from kvstore.core.namespace import NamespaceSpec
+from kvstore.node.handlers import Handlers
+from kvstore.node.layout import layout_of
+from kvstore.tiers.store import BlockStore
+from kvstore.tiers.values import ChainSlice
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+# Fetched blocks are extra copies: they are to go before what this node alone has. The policy ranks a block by the turn
+# of its request, by how little that appended to what was known, and by importance. So they are put without a request
+# and without importance, and as if this much had been appended. Once a reader uses them they rank by their use.
+_APPENDED_TOKENS = 1 << 31
+
+
+class StoreTarget:
+    """A BlockTarget that is a node's own store."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self._store = store
+        self._session = store.open_session(False, "fetched from other nodes")
+
+    def spec(self, handle: int) -> NamespaceSpec:
+        return self._store.spec(handle)
+
+    def rotated(self, root: bytes) -> bool:
+        try:
+            return self._store.namespace_at(root).generation > 0
+        except UnknownNamespace:
+            return True
+
+    def reserve(self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...]) -> Slots:
+        chain = ChainSlice(keys, parent, first)
+        made = self._store.reserve(self._session, handle, chain, parts, appended_tokens=_APPENDED_TOKENS)
+        layout, writable = layout_of(self._store.spec(handle), parts), self._store.dram.writable
+        lengths = [cut.length for cut in layout.cuts] * (made.slots // len(layout.cuts))
+        views = [
+            np.frombuffer(writable(offset, length), np.uint8)
+            for offset, length in zip(made.offsets.tolist(), lengths, strict=True)
+        ]
+        return Slots(made.id, made.outcomes, views)
+
+    def commit(self, slots: int, sums: list[int]) -> bytes:
+        return self._store.commit(self._session, slots, np.array(sums, np.uint64))
+
+    def abort(self, slots: int) -> None:
+        self._store.abort(self._session, slots)
+
+    def close(self) -> None:
+        self._store.close_session(self._session)
+
+
+class Fetching:
+    """Joins a node's readers to its cell."""
+
+    def __init__(self, store: BlockStore, cell: Cell, handlers: Handlers, wait: float) -> None:
+        self._target = StoreTarget(store)
+        self._fetcher = Fetcher(self._target, cell, cell.member.node_id)
+        handlers.join(self._fetcher, wait)
+
+    def stop(self) -> None:
+        """Readers that wait for other nodes get what is here."""
+        self._fetcher.stop()
+        self._target.close()
+
+    def metrics(self) -> Iterator[Metric]:
+        return fetch_metrics(self._fetcher)
+
+
+def fetch_metrics(fetcher: Fetcher) -> Iterator[Metric]:
+    """What was fetched, what was not and why, and the time it took."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    counters = fetcher.counters
+    for name, metric, text in (
+        ("blocks", "kvstore_fetched_blocks", "Blocks fetched from other nodes for readers of this one."),
+        ("bytes", "kvstore_fetched_bytes", "Bytes of these blocks."),
+        ("seconds", "kvstore_fetch_seconds", "Time that batches of blocks took to arrive, added up."),
+        ("joined_blocks", "kvstore_fetch_joined_blocks", "Blocks that were on their way for another reader already."),
+        ("busy_blocks", "kvstore_fetch_busy_blocks", "Blocks that were not fetched because too many waited."),
+    ):
+        yield CounterMetricFamily(metric, text, value=counters.get(name, 0))
+    failures = CounterMetricFamily("kvstore_fetch_failures", "Blocks that did not come, by reason.", labels=["reason"])
+    for name, count in sorted(counters.items()):
+        if name.startswith("failed_"):
+            failures.add_metric([name.removeprefix("failed_")], count)
+    yield failures
+    yield GaugeMetricFamily(
+        "kvstore_fetch_under_way", "Blocks on their way, or waiting for it.", value=fetcher.under_way
+    )
