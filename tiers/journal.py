@@ -110,9 +110,12 @@ class Journal:
     def _check_room(self) -> None:
         """Too much happened before it could be told: all watchers need a snapshot."""
         if (len(self._rows) + self._gone_keys) * _NOTE_BYTES > self.ring_bytes:
-            self.on = False
-            self._spilt = True
-            self._forget()
+            self._spill()
+
+    def _spill(self) -> None:
+        self.on = False
+        self._spilt = True
+        self._forget()
 
     def _forget(self) -> None:
         self._rows, self._gone, self._void, self._gone_keys = [], {}, {}, 0
@@ -131,11 +134,21 @@ class Journal:
 
     def flush(self) -> None:
         """Makes a batch, or several, of what has changed."""
-        with self._turn:
+        with self._turn, self._whole():
             if self._spilt:
                 self._start()
             elif self.on:
                 self._flush()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What fails midway has lost notes: all is begun again."""
+        try:
+            yield
+        except BaseException:
+            with self._state.lock:
+                self._spill()
+            raise
 
     def _flush(self) -> None:
         with self._state.lock:
@@ -229,7 +242,7 @@ class Journal:
         with self._news:
             self._watchers += 1
         try:
-            with self._turn:
+            with self._turn, self._whole():
                 if not self.on:
                     self._start()
             self.wake.set()

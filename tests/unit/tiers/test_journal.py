@@ -321,6 +321,24 @@ def test_more_than_can_be_noted_makes_everybody_begin_again(store: BlockStore) -
         assert [len(event) for event in told(store.journal, sequence + 1)] == [15]
 
 
+def test_after_a_failure_everybody_begins_again(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    view, session, journal = store.open_namespace(SMALL.canonical()), store.open_session(False), store.journal
+    with journal.watching():
+        at = journal.sequence
+        put(store, session, view, chain(10))
+        with monkeypatch.context() as broken:
+            broken.setattr(journal_module, "runs", None)
+            with pytest.raises(TypeError):
+                journal.flush()
+        journal.flush()
+        with pytest.raises(Outrun):
+            journal.next(at, 0)
+        sequence, found = journal.snapshot()
+        assert sum(map(len, found)) == 10
+        store.evict(view.handle, chain(10)[5:])
+        assert [len(event) for event in told(journal, sequence)] == [5]
+
+
 def test_it_goes_on_for_a_while_for_who_comes_back_and_stops_then(
     store: BlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
