@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from kvstore.cluster.rendezvous import ranked
 from kvstore.cluster.room import Room
 
-SHARE = 1 / 32  # of its capacity that a node takes of one chain; a million tokens at 64 GiB and 2 MiB a block
-CHOICES = 4  # nodes of the rendezvous order that are compared: two even out most, more than eight nothing
-SLACK = 0.05  # of its capacity that a node may have taken more than the mean before branches move on
+SHARE = 1 / 2  # of its capacity that a node takes of one chain in a row
+CHOICES = 4  # nodes of the rendezvous order that are compared: with more, writers who know the same crowd the same node
+SLACK = 0.5  # of its capacity that a node may have taken more than the mean before branches move on
 
 
 @dataclass(frozen=True, slots=True)

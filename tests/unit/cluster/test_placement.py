@@ -101,7 +101,7 @@ def test_rendezvous_shares_by_weight_and_moves_only_what_it_must() -> None:
 
 
 def test_a_chain_stays_with_its_holder_until_that_has_its_share() -> None:
-    rooms = cell(16, blocks=3200)
+    rooms = cell(16, blocks=200)
     share = share_blocks(rooms[0], BLOCK)
     assert share == 100
     assert place(40, 70, BLOCK, key_of, rooms, Tail({5: 40})) == [Run(5, 40, 70)]
@@ -111,10 +111,21 @@ def test_a_chain_stays_with_its_holder_until_that_has_its_share() -> None:
 
 
 def test_a_branch_moves_on_from_a_node_that_took_more_than_others() -> None:
-    rooms = cell(16, blocks=3200)
-    rooms[5] = replace(rooms[5], taken_bytes=320 * BLOCK)
+    rooms = cell(16)
+    rooms[5] = replace(rooms[5], taken_bytes=800 * BLOCK)
     assert place(1, 31, BLOCK, key_of, rooms, Tail({5: 1}))[0].node != 5
     assert place(1, 31, BLOCK, key_of, rooms, Tail({5: 1, 6: 1}))[0].node == 6
+    for node in rooms:
+        rooms[node] = replace(rooms[node], taken_bytes=800 * BLOCK)
+    assert place(1, 31, BLOCK, key_of, rooms, Tail({5: 1}))[0].node == 5, "no more than the others"
+
+
+def test_new_chains_go_where_there_is_room() -> None:
+    rooms = cell(8)
+    for node in range(4):
+        rooms[node] = replace(rooms[node], free_bytes=500 * BLOCK)
+    chosen = Counter(place(at, at + 1, BLOCK, key_of, rooms)[0].node for at in range(400))
+    assert sum(chosen[node] for node in range(4)) > 360  # the others only where none of these was among the first
 
 
 def test_a_node_that_drains_takes_nothing() -> None:
