@@ -7,7 +7,7 @@ to the figures by which placement chooses; each request is looked up and placed 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -36,13 +36,14 @@ def fine(trace: list[Request], block_tokens: int) -> list[Request]:
     """The trace in smaller blocks. Its clock has steps of 3 s: the requests of a step are spread evenly over it."""
     parts = np.arange(BLOCK_TOKENS // block_tokens, dtype=np.uint64)
     clock = [request.seconds for request in trace]
-    starts = sorted(set(clock))
+    sizes = Counter(clock)
+    starts = sorted(sizes)
     following = dict(zip(starts, [*starts[1:], starts[-1] + 3.0], strict=True))
     made, before = [], 0
     for number, request in enumerate(trace):
         if number and clock[number] != clock[number - 1]:
             before = number
-        share = (number - before) / clock.count(clock[number]) if number - before else 0.0
+        share = (number - before) / sizes[clock[number]]
         seconds = clock[number] + share * (following[clock[number]] - clock[number])
         ids = (request.keys[:, 1:] * np.uint64(len(parts)) + parts).reshape(-1)
         made.append(Request(seconds, request.tokens, trace_keys(ids)))
@@ -155,7 +156,7 @@ class Cell:
         self.rooms = {at: Room(at, node.node_id, size, free_bytes=size) for at, node in enumerate(self.nodes)}
         self.figures = Figures()
         self._way: deque[_Told] = deque()
-        self._tick = 0.0
+        self._tick = self._forgot = 0.0
 
     def run(self, trace: list[Request]) -> Figures:
         for number, request in enumerate(trace, 1):
@@ -211,8 +212,6 @@ class Cell:
             self.rooms = {
                 at: replace(room, taken_bytes=int(room.taken_bytes * left)) for at, room in self.rooms.items()
             }
-
-    _forgot = 0.0
 
     # --- requests ------------------------------------------------------------------------------------------
 
