@@ -31,6 +31,7 @@ QUEUE = 256  # batches that wait for a worker; past it nothing more is begun
 AHEAD = 16  # batches that one call of a reader begins
 _FRESH = 0.05  # seconds that what the directory said is used again
 _CHAINS = 64  # chains of which it is kept
+_STOPPING = 10.0  # seconds for a worker to end; one that makes room in the store may take some
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +63,7 @@ class Fetcher:
         self._begun = 0
         self._counting = threading.Lock()
         self._counters: dict[str, float] = {}
+        self._looking = threading.Lock()
         self._chains: OrderedDict[tuple[bytes, bytes, int], tuple[float, Holders]] = OrderedDict()
 
     @property
@@ -118,12 +120,12 @@ class Fetcher:
         if not len(keys):
             return Holders()
         name, now = (root, keys[-1].tobytes(), len(keys)), time.monotonic()
-        with self._lock:
+        with self._looking:
             kept = self._chains.get(name)
         if kept is not None and now - kept[0] < _FRESH:
             return kept[1]
         found = self._directory.lookup(root, keys)
-        with self._lock:
+        with self._looking:
             self._chains[name] = (now, found)
             self._chains.move_to_end(name)
             if len(self._chains) > _CHAINS:
@@ -254,7 +256,7 @@ class Fetcher:
         for batch in left:
             self._settle(batch, batch.first)
         for thread in self._threads:
-            thread.join(5.0)
+            thread.join(_STOPPING)
 
 
 def _mask(sources: Mapping[int, Member]) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvstore.cluster.fetch_batch import Batch
 from kvstore.cluster.fetch_plan import ranked
-from kvstore.cluster.fetch_target import PRESENT, STORED, BlockTarget, Slots
+from kvstore.cluster.fetch_target import BUSY, NO_SPACE, PRESENT, STORED, BlockTarget, Slots
 from kvstore.cluster.holder_links import HolderLinks
 from kvstore.cluster.member import Member
 from kvstore.cluster.prefix_index import Span
@@ -30,7 +30,8 @@ from kvstore.transport.batch import GetCall, GetResult
 from kvstore.transport.mapping import Bytes
 from kvstore.transport.tcp import TcpTransport
 
-PATIENCE = 0.7  # seconds that one holder may take for a batch
+PATIENCE = 0.7  # seconds that one holder may take for a batch, and what its bytes take at this rate:
+SLOWEST = 32 << 20  # bytes a second
 _LEAST = 0.2  # seconds that it has even where the reader waits less: else nobody would ever find out that it is dead
 _log = logging.getLogger(__name__)
 Count = Callable[[str, float], None]
@@ -55,7 +56,12 @@ class Carrier:
         if batch.until() <= time.monotonic():
             self._count("failed_late", batch.end - batch.first)
             return None
-        return self._reserved(batch, batch.end)
+        slots, before = self._reserved(batch, batch.end), batch.previous
+        if slots is None or before is None or before.done.is_set() or not _short(slots.outcomes):
+            return slots
+        self._give_up(slots)  # there may be room when the one before holds none any more
+        before.done.wait()
+        return None if batch.orphaned() else self._reserved(batch, batch.end)
 
     def _reserved(self, batch: Batch, end: int) -> Slots | None:
         chain, first = batch.chain, batch.first
@@ -147,7 +153,8 @@ class Carrier:
     def _patience(self, batch: Batch) -> float:
         """Until when the next holder may take; 0: nobody waits any more."""
         now, until = time.monotonic(), batch.until()
-        return min(now + PATIENCE, max(until, now + _LEAST)) if until > now else 0.0
+        patience = PATIENCE + (batch.end - batch.first) * batch.chain.plan.block_bytes / SLOWEST
+        return min(now + patience, max(until, now + _LEAST)) if until > now else 0.0
 
     def _ask(
         self, source: Member, batch: Batch, first: int, views: list[Bytes], until: float
@@ -221,6 +228,10 @@ class Carrier:
 
     def _failed(self, error: KVStoreError, blocks: int) -> None:
         self._count(f"failed_{_name(error)}", blocks)
+
+
+def _short(outcomes: bytes) -> bool:
+    return NO_SPACE in outcomes or BUSY in outcomes
 
 
 def _runs(outcomes: bytes) -> Iterator[tuple[int, int, int]]:

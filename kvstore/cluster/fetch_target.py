@@ -9,7 +9,7 @@ from kvstore.core.keys import KeyArray
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.transport.mapping import Bytes
 
-STORED, PRESENT = 1, 2  # outcomes of a put (kvstore.v1.PutOutcome)
+STORED, PRESENT, NO_SPACE, BUSY = 1, 2, 4, 6  # outcomes of a put (kvstore.v1.PutOutcome)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 
 from kvstore.cluster import holder_links
 from kvstore.cluster.fetch import Fetcher
-from kvstore.cluster.fetch_target import PRESENT, STORED, Slots
+from kvstore.cluster.fetch_target import BUSY, PRESENT, STORED, Slots
 from kvstore.cluster.member import Member
 from kvstore.cluster.prefix_index import Holders, PrefixIndex
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
@@ -47,6 +47,7 @@ class FakeStore:
         self.writing: dict[int, list[tuple[bytes, Any]]] = {}
         self.log: list[tuple[str, int]] = []
         self.was_rotated = False
+        self.room = 1_000_000  # blocks that may be written at a time
         self.fails: KVStoreError | None = None
         self._lock = threading.Lock()
 
@@ -66,11 +67,13 @@ class FakeStore:
                 return Slots(0, bytes([PARENT_MISSING]) * len(keys), [])
             names = [key.tobytes() for key in keys]
             wanted = [(name, np.zeros(4096, np.uint8)) for name in names if name not in self.blocks]
+            wanted = wanted[: self.room - sum(map(len, self.writing.values()))]
             number = len(self.log) + 1
             self.log.append(("reserve", first))
             if wanted:
                 self.writing[number] = wanted
-            outcomes = bytes(PRESENT if name in self.blocks else STORED for name in names)
+            mine = {name for name, _ in wanted}
+            outcomes = bytes(PRESENT if name in self.blocks else STORED if name in mine else BUSY for name in names)
             return Slots(number if wanted else 0, outcomes, [view for _, view in wanted])
 
     def commit(self, slots: int, sums: list[int]) -> bytes:

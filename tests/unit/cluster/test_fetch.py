@@ -316,6 +316,26 @@ def test_no_room_here_is_a_miss(pair: Cell) -> None:
     assert pair.nodes[0].asked == []
 
 
+def test_a_batch_waits_for_the_room_that_the_one_before_it_takes(pair: Cell) -> None:
+    keys = chain(6 * BATCH)
+    pair.hold(0, keys)
+    pair.store.room = BATCH + 2
+    assert start(pair, keys) == 6 * BATCH
+    wait_for(lambda: not pair.fetcher.under_way)
+    assert stored(pair, keys)
+    assert len(pair.nodes[0].asked) == 6
+
+
+def test_where_room_ends_a_chain_ends(pair: Cell) -> None:
+    keys = chain(3 * BATCH)
+    pair.hold(0, keys)
+    pair.store.room = BATCH - 3
+    assert get(pair, keys, enough=1) == BATCH - 3
+    wait_for(lambda: not pair.fetcher.under_way)
+    assert stored(pair, keys[: BATCH - 3])
+    assert keys[BATCH - 3].tobytes() not in pair.store.blocks
+
+
 def test_stopping_lets_readers_go(pair: Cell) -> None:
     keys, gate = chain(20 * BATCH), threading.Event()
     pair.hold(0, keys)
