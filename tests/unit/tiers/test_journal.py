@@ -13,7 +13,7 @@ from kvstore.core.keys import KeyArray
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.tiers import journal as journal_module
 from kvstore.tiers.journal import Batch, Journal, Outrun
-from kvstore.tiers.runs import Dropped, Event, Removed, Seen, Stored, runs
+from kvstore.tiers.runs import Dropped, Event, Removed, Stored
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.tier import TierKind
 from kvstore.tiers.values import ChainSlice
@@ -51,44 +51,6 @@ def told(journal: Journal, sequence: int) -> list[Event]:
 
 def chain(length: int, branch: int = 0) -> KeyArray:
     return keys_of(SMALL, tuple(range(branch * 1000, branch * 1000 + length)))
-
-
-# --- runs ---------------------------------------------------------------------------------------------------
-
-
-def seen_of(chains: list[tuple[int, KeyArray, int]], order: np.ndarray) -> Seen:
-    """Chains (namespace, keys from block 0, tiers) in any order of their blocks."""
-    keys = np.concatenate([one for _, one, _ in chains])
-    zero = np.zeros((1, 2), np.uint64)
-    parents = np.concatenate([np.concatenate((zero, one[:-1])) for _, one, _ in chains])
-    lengths = [len(one) for _, one, _ in chains]
-    blocks = np.concatenate([np.arange(count, dtype=np.uint32) for count in lengths])
-    namespaces = np.repeat(np.array([number for number, _, _ in chains], np.uint16), lengths)
-    tiers = np.repeat(np.array([one for _, _, one in chains], np.uint8), lengths)
-    moved = np.zeros(len(keys), np.bool_)
-    roots = {number: bytes([number]) * 16 for number, _, _ in chains}
-    return Seen(roots, *(column[order] for column in (namespaces, blocks, keys, parents, tiers, moved)))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_blocks_of_several_chains_in_any_order_are_one_run_each(seed: int) -> None:
-    chains = [(1, chain(70, 1), 1), (1, chain(50, 2), 3), (2, chain(40, 3), 1)]
-    found = list(runs(seen_of(chains, np.random.default_rng(seed).permutation(160))))
-    assert sorted((one.root[0], one.first_block, one.parent, one.tiers, one.keys) for one in found) == sorted(
-        (number, 0, b"", tiers, keys.tobytes()) for number, keys, tiers in chains
-    )
-
-
-def test_a_run_begins_at_a_branch_at_a_gap_and_where_the_tiers_change() -> None:
-    trunk = keys_of(SMALL, (1, 2, 3, 4, 5, 6))
-    twig = keys_of(SMALL, (1, 2, 3, 9))
-    seen = seen_of([(1, trunk, 1)], np.array([0, 1, 2, 3, 5]))  # block 4 is missing
-    seen.tiers[1:] = 3
-    found = list(runs(seen))
-    assert [(one.first_block, len(one), one.tiers) for one in found] == [(0, 1, 1), (1, 3, 3), (5, 1, 3)]
-    assert [one.parent for one in found] == [b"", trunk[0].tobytes(), trunk[4].tobytes()]
-    both = seen_of([(1, trunk[:4], 1), (1, twig, 1)], np.array([0, 1, 2, 3, 7]))
-    assert [(one.first_block, len(one)) for one in runs(both)] == [(0, 4), (3, 1)]
 
 
 # --- what is told -------------------------------------------------------------------------------------------
