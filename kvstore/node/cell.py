@@ -18,6 +18,7 @@ from kvstore.v1 import data_pb2 as pb
 from kvstore.v1 import types_pb2 as types
 
 PREFETCH_SECONDS = 30.0  # that a prefetch without a deadline may take
+_KEPT = 4096  # roots of handles
 _log = logging.getLogger(__name__)
 _ANY_TIER = types.TIER_KIND_UNSPECIFIED
 _HERE_FIRST = (MissReason.LOADING, MissReason.BUSY)  # what ends a prefix for reasons that others cannot help with
@@ -96,11 +97,15 @@ class CellReads:
         """What a GET found, or with blocks of other nodes. What is here is answered at once while they come, unless the
         reader wants the whole: it asks for them next, and then waits. ``ask``: what it asked the store."""
         have = found.prefix_blocks
-        if deadline is None or found.miss in _HERE_FIRST:
+        if deadline is not None and found.miss in _HERE_FIRST:
             return found
-        handle, until = request.namespace, min(deadline, time.monotonic() + self._wait)
-        reach = self._reach(session, handle, keys, layout, have)
-        if reach == have or not self._come(session, request, keys, layout, until, found, reach):
+        reach = self._reach(session, request.namespace, keys, layout, have)
+        if reach == have:
+            return found
+        if deadline is None:  # nothing is waited for, only told
+            return replace(found, prefix_blocks=reach)
+        until = min(deadline, time.monotonic() + self._wait)
+        if not self._come(session, request, keys, layout, until, found, reach):
             return found
         if not found.lease or request.whole:
             if found.lease:
@@ -137,6 +142,8 @@ class CellReads:
     def _root(self, handle: int) -> bytes:
         root = self._roots.get(handle)
         if root is None:
+            if len(self._roots) >= _KEPT:
+                self._roots.clear()
             root = self._roots[handle] = self._store.spec(handle).root
         return root
 

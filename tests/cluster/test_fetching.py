@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from kvstore import Client, NamespaceSpec, PartSpec
+from kvstore.client.hold import hold
 from kvstore.client.namespace import Namespace
 from kvstore.core.errors import Unsupported
 from kvstore.core.keys import Keys, chain_keys
@@ -137,6 +138,23 @@ def test_ways_to_read(three: list[NodeProcess]) -> None:
         wait_for(lambda: own_blocks(third, keys[3]) == CHAIN, "the prefetch")
         again = namespace.prefetch(keys[3])
         assert (again.started, again.present, again.absent) == (0, CHAIN, 0)
+
+
+def test_a_lookup_with_a_lease_counts_what_a_get_would_fetch(three: list[NodeProcess]) -> None:
+    """What an engine's connector does: it looks up, prefetches, and loads when the request's turn comes."""
+    first, second, _ = three
+    keys = fresh_keys()
+    put(first, keys)
+    put(second, keys[:9])
+    with opened(second) as namespace:
+        await_known(namespace, keys)
+        with hold(namespace, keys) as held:
+            assert (held.blocks, held.leased) == (CHAIN, 9)
+        assert own_blocks(second, keys) == 9  # nothing is fetched for a look
+        namespace.prefetch(keys, deadline=LONG)
+        wait_for(lambda: own_blocks(second, keys) == CHAIN, "the prefetch")
+        with hold(namespace, keys) as held:
+            assert (held.blocks, held.leased) == (CHAIN, CHAIN)
 
 
 def test_a_chain_that_is_here_in_part_is_completed(three: list[NodeProcess]) -> None:
