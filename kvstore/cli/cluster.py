@@ -44,6 +44,7 @@ def as_dict(reply: pb.ClusterStatusReply) -> dict[str, Any]:
         "node": _member(reply.node),
         "peers": [{**_member(peer.member), **{name: getattr(peer, name) for name in _PEER}} for peer in reply.peers],
         **{name: getattr(reply, name) for name in _STATUS},
+        "unanswered": list(reply.unanswered),
     }
 
 
@@ -80,8 +81,8 @@ def _print(value: dict[str, Any]) -> None:
     for peer in value["peers"]:
         if peer["trouble"]:
             console.print(f"{peer['node_id'][:8]}: {peer['trouble']}", highlight=False)
-    if value["problem"]:
-        console.print(f"discovery: {value['problem']}", highlight=False)
+    for text in filter(None, (value["problem"], *value["unanswered"])):
+        console.print(f"discovery: {text}", highlight=False)
 
 
 def _places(member: dict[str, Any]) -> tuple[str, str]:

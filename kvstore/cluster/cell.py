@@ -18,6 +18,7 @@ from kvstore.cluster.dialler import Dialler, GrpcDialler
 from kvstore.cluster.discovery.base import Discovery, Seed
 from kvstore.cluster.etcd.backoff import Backoff
 from kvstore.cluster.feed import Feed
+from kvstore.cluster.gather import Gather
 from kvstore.cluster.loop import LoopThread
 from kvstore.cluster.member import Member
 from kvstore.cluster.membership import Change, Membership, State
@@ -52,6 +53,7 @@ class _Link:
     address: str
     number: int  # of the node in the index
     feed: Feed
+    gather: Gather
     complete: float  # when what is known was complete
     free_bytes: int = 0
     trouble: str = ""
@@ -132,7 +134,12 @@ class Cell:
     def problem(self) -> str:
         """What keeps discovery from working, for people; else empty."""
         refused = f"{self._membership.refused} nodes too many for one cell" if self._membership.refused else ""
-        return "; ".join(filter(None, (self._discovery.problem, self._twin, refused, *self._silent.copy().values())))
+        return "; ".join(filter(None, (self._discovery.problem, self._twin, refused)))
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Addresses that discovery names and at which no node of the cell answers: a sentence each, for people."""
+        return tuple(self._silent.copy().values())
 
     # --- discovery, on the cell's thread -------------------------------------------------------------------
 
@@ -194,7 +201,8 @@ class Cell:
                 return
             self._unfollow(node_id)
         number = self.index.add_node(node_id)
-        link = _Link(address, number, Feed(node_id, number, self.index, _namespace_known), self._clock())
+        gather = Gather(self.index)
+        link = _Link(address, number, Feed(node_id, number, gather, _namespace_known), gather, self._clock())
         with self._lock:
             self._links[node_id], self._numbers[number] = link, node_id
         link.task = self._loop.spawn(self._dialler.follow(address, link.feed, self))
@@ -213,6 +221,7 @@ class Cell:
         link = self._links.get(heard.node_id)
         if link is None:
             return
+        link.gather.flush()
         link.trouble = ""
         if heard.free_bytes is not None:
             link.free_bytes = heard.free_bytes

@@ -134,6 +134,7 @@ def status_reply(cell: Cell, discovery: units.Discovery | None) -> pb.ClusterSta
         ],
         discovery=str(discovery or "off"),
         problem=cell.problem,
+        unanswered=cell.unanswered,
         index_blocks=index.entries,
         index_max_blocks=index.max_entries,
         index_bytes=index.nbytes,
@@ -172,7 +173,10 @@ def cell_metrics(cell: Cell) -> Iterator[Metric]:
             lag.add_metric([peer.member.node_id.hex()], peer.lag)
     yield from (nodes, lag)
     problem = int(bool(cell.problem))
-    yield GaugeMetricFamily("kvstore_cell_discovery_problem", "1 while discovery does not work in full.", value=problem)
+    yield GaugeMetricFamily("kvstore_cell_discovery_problem", "1 while discovery does not work.", value=problem)
+    yield GaugeMetricFamily(
+        "kvstore_cell_unanswered", "Addresses at which no node of the cell answers.", value=len(cell.unanswered)
+    )
     yield GaugeMetricFamily("kvstore_cell_index_blocks", "Blocks of other nodes in the index.", value=index.entries)
     yield GaugeMetricFamily("kvstore_cell_index_max_blocks", "Room for blocks there.", value=index.max_entries)
     yield GaugeMetricFamily("kvstore_cell_index_bytes", "Memory of the index when it is full.", value=index.nbytes)

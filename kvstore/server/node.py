@@ -62,7 +62,6 @@ class Node:
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
         self.ready = False
-        self.draining = False
         self._started = time.monotonic()
         self._metrics = NodeMetrics()
         self._control: ControlServer | None = None
@@ -150,9 +149,7 @@ class Node:
         handlers = Handlers(self.store, sessions, self._greeting, limits)
         self._data: DataServer | None = None
         self._data = DataServer(config, handlers, sessions, self._metrics)
-        self._events = Events(
-            self.store.journal, self._identity.node_id, self.store.boot_id, lambda: self.draining, self._who
-        )
+        self._events = Events(self.store.journal, self._identity.node_id, self.store.boot_id, self._drains, self._who)
         if config.control_address is not None:
             self._control = self._control_server()
         if config.http_address is not None:
@@ -231,6 +228,9 @@ class Node:
         if self._cell is None:
             raise Unavailable("this node is starting; ask again")
         return status_reply(self._cell, self.config.discovery)
+
+    def _drains(self) -> bool:
+        return self._cell is not None and self._cell.member.draining
 
     def _who(self) -> bytes:
         return self._cell.member.to_json() if self._cell is not None else b""

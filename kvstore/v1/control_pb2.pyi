@@ -427,7 +427,7 @@ class ClusterPeer(_message.Message):
     def __init__(self, member: _Optional[_Union[ClusterMember, _Mapping]] = ..., state: _Optional[str] = ..., blocks: _Optional[int] = ..., free_bytes: _Optional[int] = ..., lag_seconds: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class ClusterStatusReply(_message.Message):
-    __slots__ = ("node", "peers", "discovery", "problem", "index_blocks", "index_max_blocks", "index_bytes", "index_dropped")
+    __slots__ = ("node", "peers", "discovery", "problem", "index_blocks", "index_max_blocks", "index_bytes", "index_dropped", "unanswered")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     DISCOVERY_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +436,7 @@ class ClusterStatusReply(_message.Message):
     INDEX_MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
     INDEX_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
     node: ClusterMember
     peers: _containers.RepeatedCompositeFieldContainer[ClusterPeer]
     discovery: str
@@ -444,4 +445,5 @@ class ClusterStatusReply(_message.Message):
     index_max_blocks: int
     index_bytes: int
     index_dropped: int
-    def __init__(self, node: _Optional[_Union[ClusterMember, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[ClusterPeer, _Mapping]]] = ..., discovery: _Optional[str] = ..., problem: _Optional[str] = ..., index_blocks: _Optional[int] = ..., index_max_blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., index_dropped: _Optional[int] = ...) -> None: ...
+    unanswered: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[_Union[ClusterMember, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[ClusterPeer, _Mapping]]] = ..., discovery: _Optional[str] = ..., problem: _Optional[str] = ..., index_blocks: _Optional[int] = ..., index_max_blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., index_dropped: _Optional[int] = ..., unanswered: _Optional[_Iterable[str]] = ...) -> None: ...

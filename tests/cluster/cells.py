@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvstore.cli.cluster import as_dict
+from kvstore.cli.control import control
+from kvstore.v1 import control_pb2 as pb
 from tests.cluster.etcd.servers import free_ports
-from tests.integration.nodes import NodeProcess, node, wait_for
+from tests.integration.nodes import PATIENCE, NodeProcess, node, wait_for
 
 SUSPECT_AFTER = 2.0
 
@@ -30,9 +32,8 @@ def cell(folder: Path, count: int = 3, **settings: object) -> Iterator[list[Node
 
 def status(process: NodeProcess) -> Any:
     """What `kvstore cluster status --json` prints."""
-    done = process.run("cluster", "status", "--json", "--timeout", "30")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    with control(f"grpc://{process.control}", PATIENCE) as stub:
+        return as_dict(stub.ClusterStatus(pb.ClusterStatusRequest()))
 
 
 def peer(asked: NodeProcess, other: NodeProcess) -> Any:
@@ -47,4 +48,4 @@ def states(asked: NodeProcess, nodes: list[NodeProcess]) -> set[str]:
 
 
 def await_state(asked: NodeProcess, other: NodeProcess, state: str) -> None:
-    wait_for(lambda: peer(asked, other)["state"] == state, f"{other.control} to be {state}")
+    wait_for(lambda: states(asked, [other]) == {state}, f"{other.control} to be {state}")
