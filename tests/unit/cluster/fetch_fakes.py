@@ -86,6 +86,11 @@ class FakeStore:
             self.log.append(("commit", slots))
             return bytes([STORED]) * len(taken)
 
+    def evict(self, keys: list[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                self.blocks.pop(key, None)
+
     def abort(self, slots: int) -> None:
         with self._lock:
             if self.writing.pop(slots, None) is None:
