@@ -65,7 +65,7 @@ class NodeConfig:
         ADDRESS,
         Address("127.0.0.1", 7001),
         "Where the gRPC control plane listens. off: `kvstore stat`, `match`, `evict`, `prefetch`, `pin`, `unpin`, "
-        "`namespace`, `purge --blocks` and `Client.stat` do not work; caching does.",
+        "`namespace`, `purge --blocks`, `cluster status` and `Client.stat` do not work; caching does.",
     )
     http_address: Address | None = _setting(
         ADDRESS, Address("127.0.0.1", 7002), "Where /metrics and /health are served."

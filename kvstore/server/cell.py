@@ -47,6 +47,16 @@ def open_cell(config: NodeConfig, facts: Facts, capacity_bytes: int) -> Cell | N
     )
 
 
+def check_cell(config: NodeConfig) -> None:
+    """What can be said of a cell's settings without starting anything. Raises ConfigError."""
+    if config.discovery is None:
+        return
+    _discovery(config, config.discovery)
+    for address in (config.data_address, config.control_address):
+        if address is not None:
+            _advertised(str(units.Address(address.host, address.port or 1)), config.advertise_host)
+
+
 def _member(config: NodeConfig, facts: Facts, capacity_bytes: int) -> Member:
     return Member(
         node_id=facts.node_id,

@@ -51,6 +51,10 @@ def check(config: NodeConfig) -> None:
     page = os.statvfs(path.parent).f_bsize if huge else 4096
     Layout.plan(room, page, config.max_sessions, config.segment_bytes or 0, config.max_leased_slots or 0)
     memopen.check_ours(path)
+    if config.discovery is not None:
+        from kvstore.server.cell import check_cell
+
+        check_cell(config)
 
 
 class Node:

@@ -14,7 +14,7 @@ from kvstore.core.errors import ConfigError
 from kvstore.node.config import load
 from kvstore.node.report import Facts
 from kvstore.server import cell as module
-from kvstore.server.cell import open_cell
+from kvstore.server.cell import check_cell, open_cell
 
 
 def opened(data: str = "127.0.0.1:7000", control: str = "127.0.0.1:7001", capacity: int = 1 << 30, **flags: object):  # type: ignore[no-untyped-def]
@@ -70,6 +70,20 @@ def test_a_password_that_is_not_there_is_an_error_that_names_the_file(tmp_path: 
     with pytest.raises(ConfigError, match="etcd_password_file") as caught:
         opened(discovery="etcds://127.0.0.1:1", etcd_user="me", etcd_password_file=secret)
     assert str(secret) in str(caught.value)
+
+
+def test_a_check_finds_what_a_start_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def checked(**flags: object) -> None:
+        check_cell(load(environ={}, flags={"allow_insecure_network": True, **flags}))
+
+    named(monkeypatch, "127.0.1.1")
+    everywhere = {"data_address": "0.0.0.0:0"}
+    checked(**everywhere)
+    checked(discovery="static://127.0.0.1:1", advertise_host="10.0.0.1", **everywhere)
+    with pytest.raises(ConfigError, match="set advertise_host"):
+        checked(discovery="static://127.0.0.1:1", **everywhere)
+    with pytest.raises(ConfigError, match="etcd_password_file"):
+        checked(discovery="etcds://127.0.0.1:1", etcd_user="me", etcd_password_file=tmp_path / "absent")
 
 
 def test_a_node_says_what_it_is_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
