@@ -108,6 +108,8 @@ def test_variables_that_kubernetes_adds_for_a_service_named_kvstore_are_no_setti
         ('discovery = "static://10.0.0.1:1"\netcd_ca = "/ca.pem"', ["discovery", "allow_insecure_network"]),
         ('discovery = "static://127.0.0.1:1"\ncontrol_address = "off"', ["discovery", "control_address"]),
         ('discovery = "static://127.0.0.1:1"\ndata_address = "off"', ["discovery", "data_address"]),
+        ('discovery = "static://127.0.0.1:1"\nfetch_wait = "15s"', ["fetch_wait", "15", "peer_timeout", "10"]),
+        ('fetch = "sometimes"', ["fetch", "on", "off"]),
         ('discovery = "etcds://e:1"\netcd_cert = "/a.pem"', ["etcd_cert", "etcd_key"]),
         ('discovery = "etcds://e:1"\netcd_user = "me"', ["etcd_user", "etcd_password_file"]),
         (
