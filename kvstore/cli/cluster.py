@@ -57,13 +57,13 @@ def _print(value: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table()
+    table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
     for name in ("node", "state", "control", "host, zone"):
         table.add_column(name, overflow="fold")
     for name in ("blocks", "capacity", "free", "lag"):
         table.add_column(name, justify="right", no_wrap=True)
     own = value["node"]
-    table.add_row(own["node_id"][:8], "this node", *_places(own), "", show_size(own["capacity_bytes"]), "", "")
+    table.add_row(own["node_id"][:8], "asked", *_places(own), "", show_size(own["capacity_bytes"]), "", "")
     for peer in value["peers"]:
         followed = peer["state"] != "gone"
         sizes = (show_size(peer["capacity_bytes"]), show_size(peer["free_bytes"]) if followed else "")

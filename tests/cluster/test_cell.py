@@ -126,7 +126,7 @@ def test_a_node_that_stops_is_gone_at_once(three: list[NodeProcess]) -> None:
 
 def test_the_status_is_a_table_for_people(three: list[NodeProcess]) -> None:
     shown = three[0].run("cluster", "status").stdout
-    assert "this node" in shown
+    assert "asked" in shown
     assert shown.count("live") == 2
     assert all(one.node_id[:8] in shown and one.control in shown for one in three)
     told = json.loads(three[0].run("cluster", "status", "--json").stdout)
