@@ -280,6 +280,7 @@ def test_a_holder_that_does_not_run_costs_one_bounded_wait(three: list[NodeProce
         first.process.send_signal(signal.SIGSTOP)
         try:
             assert get(namespace, keys, timeout=1.0) == 0
+            assert second.metrics()['kvstore_fetch_failures_total{reason="timeout"}'] > 0
             began = time.monotonic()
             assert get(namespace, mine) == 16  # what is here is not slower for it
             assert get(namespace, other) == 0  # and the node is left alone
@@ -393,3 +394,22 @@ def test_a_full_node_makes_room_for_what_its_readers_want(tmp_path: Path) -> Non
                 await_known(namespace, keys)
                 assert get(namespace, keys) == CHAIN
         assert small.stat()["counters"]["dropped_blocks_evicted"] > CHAIN
+
+
+def test_what_another_node_has_on_nvme_alone_is_fetched(tmp_path: Path) -> None:
+    """The holder loads it for the fetching node, which has it in DRAM then."""
+    nvme = {"nvme_dir": str(tmp_path / "nvme"), "nvme_capacity": "128MiB", "nvme_segment_bytes": "4MiB"}
+    with cell(tmp_path, 2, capacity="24MiB") as (holder, second):
+        holder.stop()
+        holder.settings.update(nvme)
+        holder.start()
+        chains = [fresh_keys(40) for _ in range(20)]
+        with opened(holder) as namespace:
+            for keys in chains:
+                assert namespace.put(keys, [content(key) for key in keys]).stored == 40
+        await_live(second, holder)
+        with opened(second) as namespace:
+            for keys in chains:
+                await_known(namespace, keys)
+                assert get(namespace, keys) == 40
+        assert holder.metrics()['kvstore_promotions_total{why="read"}'] > 100
