@@ -18,6 +18,7 @@ from kvstore.cluster.member import Member
 from kvstore.cluster.prefix_index import Span
 from kvstore.core.errors import (
     ChecksumMismatch,
+    DeadlineExceeded,
     KVStoreError,
     NotServed,
     SessionLost,
@@ -190,7 +191,7 @@ class Carrier:
     def _blame(self, source: Member, root: bytes, error: KVStoreError) -> str:
         """What a failure means for the next batches; its name."""
         if isinstance(error, NotServed):
-            self._links.failed(source)
+            self._links.failed(source, slow=isinstance(error, DeadlineExceeded))
         else:
             self._links.refused(source, root)
         _log.info("no blocks from %s: %s", source.data_address, error)

@@ -12,7 +12,8 @@ from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.wire import Address
 
 FIRST_BACKOFF = 0.2
-LONGEST_BACKOFF = 5.0
+SLOW_BACKOFF = 1.0  # of one that does not answer: finding that out again makes readers wait
+LONGEST_BACKOFF = 10.0
 _KEPT = 512  # links; a cell has 254 other nodes at most
 
 
@@ -100,12 +101,14 @@ class HolderLinks:
         if link is not None:
             link.delay = 0.0
 
-    def failed(self, source: Member) -> None:
-        """It did not answer, or with bytes that fail their check: it is left alone for a while, longer each time."""
+    def failed(self, source: Member, slow: bool = False) -> None:
+        """It did not answer (``slow``: in time), or with bytes that fail their check: it is left alone for a while,
+        longer each time."""
         link = self._links.get(source.node_id)
         now = time.monotonic()
         if link is not None and link.until <= now:  # several batches that fail together count once
-            link.delay = min(LONGEST_BACKOFF, 2 * link.delay) if link.delay else FIRST_BACKOFF
+            first = SLOW_BACKOFF if slow else FIRST_BACKOFF
+            link.delay = min(LONGEST_BACKOFF, max(first, 2 * link.delay))
             link.until = now + link.delay
 
     def refused(self, source: Member, root: bytes) -> None:

@@ -97,8 +97,8 @@ def _check_cell(config: NodeConfig) -> None:
         raise ConfigError("etcd_user and etcd_password_file go together: set both, or neither", key="etcd_user")
     if config.fetch_wait >= config.peer_timeout:
         raise ConfigError(
-            f"fetch_wait ({config.fetch_wait:g} s) must be below peer_timeout ({config.peer_timeout:g} s): a connection "
-            "whose request takes longer is closed",
+            f"fetch_wait ({config.fetch_wait:g} s) must be below peer_timeout ({config.peer_timeout:g} s): "
+            "a connection whose request takes longer is closed",
             key="fetch_wait",
         )
     if not config.allow_insecure_network:

@@ -76,6 +76,7 @@ def test_nothing_wrong_is_ever_stored_and_nothing_is_left_behind(seed: int, monk
     monkeypatch.setattr(fetch, "BATCH_BYTES", 7 * 4096)
     monkeypatch.setattr(fetch, "_FRESH", 0.0)
     monkeypatch.setattr(holder_links, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(holder_links, "SLOW_BACKOFF", 0.002)
     monkeypatch.setattr(holder_links, "LONGEST_BACKOFF", 0.004)
     lock, wrong, stopping = threading.Lock(), list[str](), threading.Event()
     with cell(3, monkeypatch) as found:
