@@ -154,7 +154,7 @@ class Cell:
 
     def _ask_around(self) -> None:
         """Asks at all addresses of which it is not known who is there, and no others."""
-        known = self._own | {link.address for link in self._links.values()}
+        known = self._own | {link.address for link in self._links.values() if not link.trouble}
         wanted = {seed.address for seed in self._seeds} - known
         for address in self._asked.keys() - wanted:
             self._asked.pop(address).cancel()
@@ -246,6 +246,7 @@ class Cell:
         if link is not None:
             link.trouble = reason
             self._step(lambda now: self._membership.stream_lost(node_id, boot_id, now))
+            self._ask_around()  # another node may have its address now
 
     def left(self, node_id: bytes, boot_id: bytes) -> None:
         self._step(lambda now: self._membership.left(node_id, boot_id, now))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -96,6 +97,23 @@ def test_a_killed_node_is_suspect_then_gone_and_known_again_when_it_is_back(thre
     assert peer(second, first)["boot_id"] != boot
     assert peer(second, first)["data_address"] == first.data  # another port than before
     assert status(second)["unanswered"] == []
+
+
+def test_a_node_that_lost_its_disk_is_another_one_at_the_same_address(three: list[NodeProcess]) -> None:
+    first, second, third = three
+    former = first.node_id
+    first.kill()
+    for path in MEMORY.glob(f"*{former}*"):
+        path.unlink()
+    shutil.rmtree(first.folder / "data")
+    first.start()
+    assert first.node_id != former
+    for asked in (second, third):
+        await_state(asked, first, "live")
+        await_state(first, asked, "live")
+        assert former not in [one["node_id"] for one in status(asked)["peers"] if one["state"] == "live"]
+    put(first, range(1))
+    await_blocks(second, first)
 
 
 def test_a_paused_node_is_suspect_and_goes_on(three: list[NodeProcess]) -> None:

@@ -74,7 +74,8 @@ class Nodes:
             while True:
                 await asyncio.sleep(3600)
         finally:
-            del self.streams[address]
+            if self.streams[address][0] is feed:
+                del self.streams[address]
 
 
 class Stage:
@@ -290,6 +291,18 @@ def test_a_node_that_moved_is_followed_where_it_is(stage: Stage) -> None:
     stage.hear(moved, keys=2)
     assert stage.peer(A).member == moved
     assert stage.peer(A).blocks == 2
+
+
+def test_another_node_at_the_address_of_a_lost_one_is_found(stage: Stage) -> None:
+    stage.live(A)
+    _, listener = stage.nodes.streams[A.control_address]
+    other = replace(B, control_address=A.control_address)
+    stage.nodes.at[A.control_address] = other
+    stage.call(lambda: listener.lost(A.node_id, A.boot_id, "another node answers"))
+    wait_for(lambda: stage.nodes.streams[A.control_address][0].node_id == B.node_id)
+    stage.hear(other, keys=2)
+    assert stage.states() == {A.node_id: State.SUSPECT, B.node_id: State.LIVE}
+    assert stage.peer(other).blocks == 2
 
 
 def test_draining_is_announced(stage: Stage) -> None:
