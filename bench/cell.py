@@ -226,7 +226,7 @@ class Cell:
         for node, rows in paths.items():
             path = np.concatenate(rows)
             self.nodes[node].policy.touched(path, number, request.seconds, len(path) + len(keys) - found)
-        tail = _tail(holders, found) if found > 1 else None
+        tail = _tail(holders, found)
         runs = place(found, len(keys), BLOCK_BYTES, partial(_key, keys), self.rooms, tail)
         figures.runs += len(runs)
         for run in runs:

@@ -1,8 +1,9 @@
 """Where new blocks go, and which copies are owed. Pure: whoever knows the same of the cell decides the same.
 
 New blocks go to the node on the writer's own host, if there is one that takes blocks. Else to the holder of the block
-before, so that chains stay together; but a node takes no more than its share of one chain, and none while it has taken
-more than others lately: then the next run of the chain begins somewhere else. Where, rendezvous on the run's first key
+before, so that chains stay together; unless most of the chain is new: then it only begins as many others do. And a
+node takes no more than its share of one chain, and none while it has taken more than others lately. In these cases
+the next run of the chain begins somewhere else. Where, rendezvous on the run's first key
 says: of the few nodes that come first the one with the most room. Only new blocks are placed, so differing views of
 the cell cost a copy too many and nothing else.
 """
@@ -16,6 +17,7 @@ from kvstore.cluster.rendezvous import ranked
 from kvstore.cluster.room import Room
 
 SHARE = 1 / 2  # of its capacity that a node takes of one chain in a row
+KNOWN = 1 / 4  # of its new blocks that a chain has before them, else they are a branch off what many share
 CHOICES = 4  # nodes of the rendezvous order that are compared: with more, writers who know the same crowd the same node
 SLACK = 0.5  # of its capacity that a node may have taken more than the mean before branches move on
 
@@ -48,7 +50,7 @@ def place(
         return [Run(here, first, end)]
     found: list[Run] = []
     at = first
-    if tail is not None:
+    if tail is not None and first >= KNOWN * (end - first):
         node, left = _holder(tail, takers, block_bytes)
         if left:
             at = min(end, first + left)

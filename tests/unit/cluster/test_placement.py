@@ -105,19 +105,29 @@ def test_a_chain_stays_with_its_holder_until_that_has_its_share() -> None:
     share = share_blocks(rooms[0], BLOCK)
     assert share == 100
     assert place(40, 70, BLOCK, key_of, rooms, Tail({5: 40})) == [Run(5, 40, 70)]
-    runs = place(40, 240, BLOCK, key_of, rooms, Tail({5: 40}))
-    assert [(run.first, run.end) for run in runs] == [(40, 100), (100, 200), (200, 240)]
+    runs = place(60, 240, BLOCK, key_of, rooms, Tail({5: 60}))
+    assert [(run.first, run.end) for run in runs] == [(60, 100), (100, 200), (200, 240)]
     assert runs[0].node == 5
 
 
 def test_a_branch_moves_on_from_a_node_that_took_more_than_others() -> None:
     rooms = cell(16)
     rooms[5] = replace(rooms[5], taken_bytes=800 * BLOCK)
-    assert place(1, 31, BLOCK, key_of, rooms, Tail({5: 1}))[0].node != 5
-    assert place(1, 31, BLOCK, key_of, rooms, Tail({5: 1, 6: 1}))[0].node == 6
+    assert place(10, 40, BLOCK, key_of, rooms, Tail({5: 10}))[0].node != 5
+    assert place(10, 40, BLOCK, key_of, rooms, Tail({5: 10, 6: 10}))[0].node == 6
     for node in rooms:
         rooms[node] = replace(rooms[node], taken_bytes=800 * BLOCK)
-    assert place(1, 31, BLOCK, key_of, rooms, Tail({5: 1}))[0].node == 5, "no more than the others"
+    assert place(10, 40, BLOCK, key_of, rooms, Tail({5: 10}))[0].node == 5, "no more than the others"
+
+
+def test_what_begins_as_many_others_do_is_spread() -> None:
+    rooms = cell(16)
+    tail, chosen = Tail({5: 20}), set()
+    for chain in range(100):
+        key = chain.to_bytes(16, "little")
+        chosen.add(place(20, 120, BLOCK, lambda _, key=key: key, rooms, tail)[0].node)
+    assert len(chosen) > 8
+    assert place(25, 125, BLOCK, key_of, rooms, Tail({5: 25}))[0].node == 5
 
 
 def test_new_chains_go_where_there_is_room() -> None:
