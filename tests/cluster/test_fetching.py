@@ -1,39 +1,40 @@
-"""Blocks that one node holds are hits on the others: the right bytes or none, whatever becomes of the holder."""
+"""Blocks that one node holds are hits on the others."""
 
 from __future__ import annotations
 
-import itertools
-import random
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvstore import Client, NamespaceSpec, PartSpec
+from kvstore import NamespaceSpec, PartSpec
 from kvstore.client.hold import hold
-from kvstore.client.namespace import Namespace
 from kvstore.core.errors import Unsupported
-from kvstore.core.keys import Keys, chain_keys
+from kvstore.core.keys import Keys
 from kvstore.transport.batch import GetCall
 from kvstore.transport.plan import make_plan
-from kvstore.transport.tcp import TcpTransport
-from kvstore.transport.wire import Address
-from tests.cluster.cells import cell, peer, states
+from tests.cluster.cells import cell, peer
 from tests.cluster.etcd.servers import etcd
+from tests.cluster.fetching import (
+    CHAIN,
+    LONG,
+    SIZE,
+    SPEC,
+    await_known,
+    await_live,
+    content,
+    fresh_keys,
+    get,
+    opened,
+    own_blocks,
+    peer_session,
+    put,
+)
 from tests.integration.nodes import NodeProcess, node, wait_for
 
-SIZE = 64 << 10
-SPEC = NamespaceSpec(model="fetched", block_tokens=4, block_bytes=SIZE)
 PARTS = NamespaceSpec("ranks", 4, parts=(PartSpec("tp0", 40_000), PartSpec("tp1", 24_000, layers=3)))
-CHAIN = 160  # blocks: 10 MiB, in more than one batch
-LONG = 30.0
-SLACK = 1.5  # seconds that this machine may be late
-_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
@@ -41,65 +42,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NodeProcess
     """A cell that is whole again after each test."""
     with cell(tmp_path_factory.mktemp("cell"), capacity="224MiB") as nodes:
         yield nodes
-
-
-def fresh_keys(blocks: int = CHAIN, spec: NamespaceSpec = SPEC) -> Keys:
-    """Of a chain that no test has used."""
-    start = next(_numbers) * 1_000_000
-    return Keys(chain_keys(spec.root, range(start, start + 4 * blocks), 4))
-
-
-def content(key: bytes, size: int = SIZE) -> np.ndarray:  # type: ignore[type-arg]
-    return np.resize(np.frombuffer(key, np.uint8), size)
-
-
-def put(process: NodeProcess, keys: Keys) -> None:
-    with opened(process) as namespace:
-        done = namespace.put(keys, [content(key) for key in keys])
-        assert done.stored == len(keys)
-
-
-@contextmanager
-def opened(process: NodeProcess, spec: NamespaceSpec = SPEC, tcp: bool = False) -> Iterator[Namespace]:
-    with Client(f"kv://{process.data}" if tcp else process.target, timeout=LONG) as client:
-        yield client.namespace(spec)
-
-
-def get(namespace: Namespace, keys: Keys, timeout: float = LONG, first: int = 0) -> int:
-    """How many blocks came; each is what was put, and the call ends in time."""
-    into = [np.zeros(SIZE, np.uint8) for _ in keys[first:]]
-    began = time.monotonic()
-    found = namespace.get(keys, into, first=first, timeout=timeout)
-    assert time.monotonic() - began < timeout + SLACK
-    for key, block in zip(keys[first:found], into, strict=False):
-        assert block.tobytes() == content(key).tobytes()
-    return found
-
-
-def await_known(namespace: Namespace, keys: Keys) -> None:
-    wait_for(lambda: namespace.match(keys) == len(keys), "the chain to be known")
-
-
-def await_live(asked: NodeProcess, other: NodeProcess) -> None:
-    wait_for(lambda: states(asked, [other]) == {"live"}, f"{other.control} to be live")
-
-
-def own_blocks(process: NodeProcess, keys: Keys) -> int:
-    """How much of a chain a node itself has: what it answers other nodes."""
-    with peer_session(process) as transport:
-        handle = transport.open_namespace(SPEC.canonical(), SPEC.root, False, time.monotonic() + LONG).handle
-        call = GetCall(handle, keys.raw, 0, make_plan(SPEC.parts, (), None))
-        return transport.match(call, time.monotonic() + LONG).blocks
-
-
-@contextmanager
-def peer_session(process: NodeProcess) -> Iterator[TcpTransport]:
-    host, _, port = process.data.rpartition(":")
-    transport = TcpTransport(Address(host=host, port=int(port)), time.monotonic() + LONG, node_id=b"another node of it")
-    try:
-        yield transport
-    finally:
-        transport.close()
 
 
 # --- all is well ----------------------------------------------------------------------------------------------
@@ -236,122 +178,6 @@ def test_a_rotated_namespace_is_not_shared(three: list[NodeProcess]) -> None:
         wait_for(lambda: peer(third, second)["blocks"] == second.stat()["blocks"], "the new blocks to be known")
         assert get(c, later) == 0
         assert get(c, keys) == 4
-
-
-# --- holders that fail ------------------------------------------------------------------------------------------
-
-
-def test_a_holder_that_is_killed_while_it_is_read_from(three: list[NodeProcess]) -> None:
-    """At different moments: the bytes or a miss, never past the deadline; and hits again when it is back."""
-    first, second, third = three
-    dice = random.Random(7)
-    for _ in range(4):
-        keys = fresh_keys()
-        put(first, keys)
-        with opened(second) as namespace:
-            await_known(namespace, keys)
-            killer = threading.Timer(dice.uniform(0.0, 0.06), first.kill)
-            killer.start()
-            found = get(namespace, keys, timeout=3.0)
-            killer.join()
-            assert 0 <= found <= CHAIN
-            assert own_blocks(second, keys) >= found
-            mine = fresh_keys(4)
-            began = time.monotonic()
-            put(second, mine)
-            assert get(namespace, mine) == 4
-            assert time.monotonic() - began < SLACK
-            first.start()
-            for asked in (second, third):
-                await_live(asked, first)
-            await_known(namespace, keys)
-            wait_for(lambda: get(namespace, keys) == CHAIN, "the chain to be a hit again")  # noqa: B023
-
-
-def test_a_holder_that_does_not_run_costs_one_bounded_wait(three: list[NodeProcess]) -> None:
-    first, second, _ = three
-    keys, other, mine = fresh_keys(), fresh_keys(), fresh_keys(16)
-    for chain in (keys, other):
-        put(first, chain)
-    put(second, mine)
-    with opened(second) as namespace:
-        await_known(namespace, other)
-        assert first.process is not None
-        first.process.send_signal(signal.SIGSTOP)
-        try:
-            assert get(namespace, keys, timeout=1.0) == 0
-            assert second.metrics()['kvstore_fetch_failures_total{reason="timeout"}'] > 0
-            began = time.monotonic()
-            assert get(namespace, mine) == 16  # what is here is not slower for it
-            assert get(namespace, other) == 0  # and the node is left alone
-            assert time.monotonic() - began < SLACK
-        finally:
-            first.process.send_signal(signal.SIGCONT)
-        await_live(second, first)
-        wait_for(lambda: get(namespace, keys) == CHAIN, "the chain to be a hit again")
-        assert get(namespace, other) == CHAIN
-
-
-def test_another_holder_goes_on_where_one_was_stopped(three: list[NodeProcess]) -> None:
-    first, second, third = three
-    keys = fresh_keys()
-    put(first, keys)
-    with opened(third) as namespace:
-        await_known(namespace, keys)
-        assert get(namespace, keys) == CHAIN  # a second holder
-    wait_for(lambda: peer(second, third)["blocks"] == third.stat()["blocks"], "the copy to be known")
-    with opened(second) as namespace:
-        await_known(namespace, keys)
-        assert first.process is not None
-        first.process.send_signal(signal.SIGSTOP)
-        try:
-            assert get(namespace, keys, timeout=10.0) == CHAIN
-        finally:
-            first.process.send_signal(signal.SIGCONT)
-        await_live(second, first)
-
-
-def test_readers_under_load_while_a_holder_is_killed_and_comes_back(three: list[NodeProcess]) -> None:
-    first, second, third = three
-    chains = [fresh_keys(40) for _ in range(12)]
-    for number, keys in enumerate(chains):
-        put((first, third)[number % 2], keys)
-    stopping, failures, found = threading.Event(), list[BaseException](), [0] * 3
-
-    def read(seed: int) -> None:
-        dice = random.Random(seed)
-        try:
-            with opened(second, tcp=seed == 1) as namespace:
-                while not stopping.is_set():
-                    keys = chains[dice.randrange(len(chains))]
-                    found[seed] += get(namespace, keys, timeout=2.0)
-                    if dice.random() < 0.5:
-                        namespace.evict(keys[dice.randrange(len(keys)) :])
-        except BaseException as error:
-            failures.append(error)
-
-    readers = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
-    for reader in readers:
-        reader.start()
-    try:
-        for _ in range(2):
-            time.sleep(0.7)
-            first.kill()
-            time.sleep(0.7)
-            first.start()
-        time.sleep(0.7)
-    finally:
-        stopping.set()
-        for reader in readers:
-            reader.join(LONG)
-    assert failures == []
-    assert min(found) > 0
-    for asked in (second, third):
-        await_live(asked, first)
-    with opened(second) as namespace:
-        for keys in chains:
-            await_known(namespace, keys)
-            wait_for(lambda: get(namespace, keys) == 40, "all chains to be hits in the end")  # noqa: B023
 
 
 # --- other cells ------------------------------------------------------------------------------------------------
