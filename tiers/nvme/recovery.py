@@ -44,6 +44,8 @@ class Recovery:
 
     def _adopt(self, entries: EntryArray) -> EntryArray:
         """Passes entries whose segment serves their slot size; hands whole segments to the table."""
+        if not len(entries):  # none of a batch may be sound
+            return entries
         kept: list[EntryArray] = []
         segment = entries["slot"].astype(np.int64) // self._granules
         starts = np.flatnonzero(np.diff(segment, prepend=-1))
@@ -55,7 +57,7 @@ class Recovery:
             piece = self._filter(piece, piece["granules"] == first["granules"][0])
             self._current.append(piece)
             kept.append(piece)
-        return np.concatenate(kept) if kept else entries[:0]
+        return np.concatenate(kept)
 
     def _flush(self) -> None:
         if not self._current:

@@ -73,6 +73,29 @@ def test_a_segment_file_that_is_gone_takes_only_its_blocks(tmp_path: Path) -> No
     assert fsck(tmp_path).clean
 
 
+def test_segment_files_that_are_all_gone_are_misses_and_the_tier_opens(tmp_path: Path) -> None:
+    with opened(config(tmp_path)) as tier:
+        slots = Blocks().put_durably(tier, NUMBERS)
+    for path in tmp_path.glob("segment-*.dat"):
+        path.unlink()
+    bad = [(slot, "entry") for slot in sorted(slots.slots.tolist())]
+    assert sorted(fsck(tmp_path).bad) == bad
+    again = NvmeTier(config(tmp_path))
+    assert recovered(again) == {}
+    Blocks().put_durably(again, [1])
+    again.close()
+    assert fsck(tmp_path).clean
+
+
+def test_the_entries_of_files_that_are_all_gone_are_repaired(tmp_path: Path) -> None:
+    with opened(config(tmp_path)) as tier:
+        Blocks().put_durably(tier, NUMBERS)
+    for path in tmp_path.glob("segment-*.dat"):
+        path.unlink()
+    assert fsck(tmp_path, repair=True).repaired == len(NUMBERS)
+    assert fsck(tmp_path).clean
+
+
 def test_a_directory_in_use_or_without_a_tier_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no NVMe tier"):
         fsck(tmp_path)
