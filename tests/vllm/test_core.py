@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Engines, cached, tokens, transfer
+from .conftest import PATIENT, Engines, cached, tokens, transfer
 from .damage import damage
 from .harness import Engine, Node, Relay, counter
 
@@ -118,7 +118,7 @@ def test_over_tcp_a_node_killed_in_the_middle_of_a_load_costs_a_recomputation(
     engines: Engines, node: Node, llama: dict[str, Any], expected: list[Any]
 ) -> None:
     relay = Relay(node.port)
-    engine = engines.start(llama, {**transfer(node, target=relay.target, load_threads=1)})
+    engine = engines.start(llama, transfer(node, target=relay.target, load_threads=1, **PATIENT))
     outputs = engine.call("generate", prompts=PROMPTS)
     assert tokens(outputs) == expected
     assert cached(outputs) == HITS
