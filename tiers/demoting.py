@@ -16,6 +16,8 @@ from kvstore.tiers.placement import DRAM, NVME, Placement
 from kvstore.tiers.segments import SlotClass
 from kvstore.tiers.state import State
 
+_FULL = 0.5  # seconds that NVMe is taken for full after a block found no slot there
+
 
 class Demoter:
     """Decides; the bytes are moved by the mover's threads. Methods are called under the lock."""
@@ -28,6 +30,7 @@ class Demoter:
         self.mover: Mover | None = None  # set once it runs
         self.joined: Callable[[int], None] = lambda row: None  # told, on any thread, when ``arrived`` is to be called
         self._kinds: dict[int, list[SlotClass]] = {}  # of the slots that victims on their way will free
+        self._full_until = 0.0
         self._departing: set[int] = set()  # victims whose copies on NVMe are readable, and not durable yet
 
     def evictable(self, row: int) -> bool:
@@ -35,14 +38,14 @@ class Demoter:
         index = self._state.index
         if not self._free(row):
             return False
-        return not index.children_at[row] or self._placement.clean(row) or self._can_write
+        return not index.children_at[row] or self._placement.clean(row) or self._can_take
 
     def inner_victims(self, kind: SlotClass, most: int) -> list[int]:
         """Blocks that others in DRAM hang on, where no leaf can go: the chain that is being read or written is longer
         than DRAM. On NVMe they lose nothing. The first blocks of chains come first, since who goes along a chain is
         past them; what was loaded and not used yet comes last."""
         state, index, placement = self._state, self._state.index, self._placement
-        if not self._can_write:
+        if not self._can_take:
             return []
         spaces = [
             one.id
@@ -55,9 +58,17 @@ class Demoter:
         order = np.lexsort((index.block[rows], placement.fresh[rows] != 0))
         return [int(row) for row in rows[order[:most]]]
 
-    def evictable_with_branch(self, row: int) -> bool:
-        """The last resort: a block that cannot be written goes with those on NVMe that hang on it."""
-        return self._free(row)
+    def evictable_with_branch(self) -> Callable[[int], bool]:
+        """The last resort: a block that cannot be written goes with those on NVMe that hang on it. Not when NVMe is
+        full of what others hang on and somebody holds one of these: that is the chain that is being written."""
+        if self._can_take or not self._can_write:
+            return self._free
+        index, above = self._state.index, set[int]()
+        for row in np.flatnonzero(index.leases[: index.rows_used]).tolist():
+            while row >= 0 and row not in above:
+                above.add(row)
+                row = index.parent_at[row]
+        return lambda row: row not in above and self._free(row)
 
     def _free(self, row: int) -> bool:
         return self._state.index.state_at[row] == READY and not self._state.index.leases_at[row]
@@ -65,6 +76,11 @@ class Demoter:
     @property
     def _can_write(self) -> bool:
         return self.rule != "off" and self._placement.nvme.accepting and self.mover is not None
+
+    @property
+    def _can_take(self) -> bool:
+        """As far as is known, NVMe has room for a block or can make it."""
+        return self._can_write and time.monotonic() >= self._full_until
 
     def send_off(self, row: int) -> bool:
         """A victim leaves DRAM: at once (True), or when it has been written to NVMe (False)."""
@@ -189,6 +205,18 @@ class Demoter:
 
     # --- NVMe's own victims ----------------------------------------------------------------------------------
 
+    def nvme_stuck(self) -> bool:
+        """No block can go from NVMe, also when those who hold some let go: others hang on each."""
+        index, residence, used = self._state.index, self._placement.residence, slice(0, self._state.index.rows_used)
+        there = (index.state[used] == READY) & (self._placement.on_nvme[used] != 0) & (index.pins[used] != HARD_PIN)
+        rows = np.flatnonzero(there & (residence.children[NVME][used] == 0))
+        only = index.ready[rows] & ~self._placement.dram[rows] != 0
+        return not bool(((index.children[rows] == 0) | ~only).any())
+
+    def nvme_is_full(self) -> None:
+        """A block found no slot on NVMe, where nothing can go: for a while none is sent there that would be lost."""
+        self._full_until = time.monotonic() + _FULL
+
     def make_nvme_room(self, most: int) -> int:
         """Evicts up to ``most`` blocks from NVMe: leaves there. One that is in DRAM too stays there."""
         for done in range(most):
@@ -196,6 +224,7 @@ class Demoter:
             if row is None:
                 return done
             self._evict_nvme(row)
+            self._full_until = 0.0
         return most
 
     def _evictable_nvme(self, row: int) -> bool:

@@ -11,7 +11,7 @@ from kvstore.core.errors import Closed
 from kvstore.core.keys import KeyArray
 from kvstore.tiers.columns import IntArray
 from kvstore.tiers.index import READY
-from kvstore.tiers.mover import Mover, Priority
+from kvstore.tiers.mover import DONE, Mover, Priority
 from kvstore.tiers.moves import block_move
 from kvstore.tiers.namespaces import Namespace
 from kvstore.tiers.nvme.ticket import Outcome, Ticket
@@ -101,9 +101,8 @@ class Durability:
             tickets = self._mover.request(moves, None, deadline)
         except Closed:
             tickets = []
-        for ticket in tickets:
-            ticket.wait(max(0.0, deadline - time.monotonic()))
-        if not tickets:
+        ends = [ticket.wait(max(0.0, deadline - time.monotonic())) for ticket in tickets]
+        if DONE not in ends:  # there was no room, perhaps
             time.sleep(min(_STEP, max(0.0, deadline - time.monotonic())))
 
     def _durable(self, namespace: Namespace, rows: IntArray) -> npt.NDArray[np.bool_]:

@@ -32,8 +32,9 @@ class Evictor:
         self.reclaimer = Reclaimer(state, self._evictable, self._let_go)
         self.demoter: Demoter | None = None  # of a store with an NVMe tier
 
-    def make_room(self, kind: SlotClass | None, count: int) -> int:
-        """Frees room for ``count`` slots of a class (None: for index rows). 0: nothing could go."""
+    def make_room(self, kind: SlotClass | None, count: int, deadline: float | None = None) -> int:
+        """Frees room for ``count`` slots of a class (None: for index rows). 0: nothing could go. ``deadline``: of the
+        whole request (time.monotonic), which may come again; None: ``room_wait`` from now."""
         if kind is None:
             if self.demoter:
                 with self._state.lock:
@@ -42,7 +43,8 @@ class Evictor:
         if self.grow() or self.reclaimer.reclaim(kind, count):
             return 1
         if self._state.placement and self.demoter:
-            return self._wait_for_room(self._state.placement, self.demoter, kind, count)
+            until = time.monotonic() + self._state.config.room_wait if deadline is None else deadline
+            return self._wait_for_room(self._state.placement, self.demoter, kind, count, until)
         evicted = 0
         for _ in range(-(-max(4 * count, 64) // _BATCH)):
             batch = self._evict_batch(_BATCH, kind, count)
@@ -72,9 +74,11 @@ class Evictor:
 
     # --- room in a store with an NVMe tier -----------------------------------------------------------------
 
-    def _wait_for_room(self, placement: Placement, demoter: Demoter, kind: SlotClass, count: int) -> int:
-        """Sends victims off and waits for those that are being written; 0: no room came in time."""
-        state, deadline = self._state, time.monotonic() + self._state.config.room_wait
+    def _wait_for_room(
+        self, placement: Placement, demoter: Demoter, kind: SlotClass, count: int, deadline: float
+    ) -> int:
+        """Sends victims off and waits for those that are being written; 0: not enough room came in time."""
+        state = self._state
         while True:
             with state.lock:
                 missing = count - state.dram.room(kind) - placement.leaving[kind]
@@ -85,7 +89,7 @@ class Evictor:
                     return 1
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return int(state.dram.room(kind) > 0)
+                    return 0
                 if placement.leaving[kind] > 0 or (placement.copying and not sent):
                     with placement.waiting():
                         placement.room.wait(min(_LOOK, left))
@@ -125,7 +129,7 @@ class Evictor:
             if row is not None:
                 demoter.send_off(row)
                 return 1
-            row = state.policy.victim(demoter.evictable_with_branch)
+            row = state.policy.victim(demoter.evictable_with_branch())
         if row is not None:
             return state.drop_subtree(row, "evicted")[0]
         return int(self.reclaimer.reclaim(kind, 1))

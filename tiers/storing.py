@@ -21,6 +21,7 @@ from kvstore.tiers.state import State
 
 _PATIENCE = 3.0  # seconds that a batch waits for NVMe slots which are on their way
 _STEP = 0.02
+_SURE = 3  # looks in a row that find that nothing can go from a full NVMe
 _AT_ONCE = 64  # NVMe victims at a time under the lock
 
 Settle = Callable[[Ticket, list[Load]], None]
@@ -111,15 +112,17 @@ class Storer:
 
     def _with_slots(self, loads: list[Load], report: Report) -> list[Load]:
         """Gives each part a slot on NVMe, whose own victims make room for a while. What gets none has failed."""
-        deadline, waiting, ready = time.monotonic() + _PATIENCE, list(loads), []
+        deadline, waiting, ready, stuck = time.monotonic() + _PATIENCE, list(loads), [], 0
         while waiting:
             with self._state.lock:
                 served = self._allocate(waiting)
                 ready += served
                 waiting = [load for load in waiting if load not in served]
             if waiting and not self._placement.nvme.growing:
-                self._make_room(waiting)
-            if waiting and (time.monotonic() > deadline or not self._placement.nvme.accepting):
+                stuck = 0 if self._make_room(waiting) else stuck + 1
+            if stuck == _SURE:
+                self._demoter.nvme_is_full()
+            if waiting and (stuck == _SURE or time.monotonic() > deadline or not self._placement.nvme.accepting):
                 break
             if waiting:
                 time.sleep(_STEP)
@@ -127,16 +130,17 @@ class Storer:
             self._fail(load, report, NO_ROOM)
         return ready
 
-    def _make_room(self, loads: list[Load]) -> None:
-        """Empties a segment of another slot size for them, or else evicts."""
+    def _make_room(self, loads: list[Load]) -> bool:
+        """Empties a segment of another slot size for them, or else evicts. False: nothing can go, now or later."""
         kinds = {kind for load in loads for kind in self._kinds(load)}
         coming = [self._reclaim(kind) for kind in kinds]
         if coming and all(coming):
-            return
+            return True
         missing = sum(len(load.places) for load in loads) - self._placement.nvme.slots.limbo
-        if missing > 0:  # what was evicted before comes with the next commit
-            with self._state.lock:
-                self._demoter.make_nvme_room(min(_AT_ONCE, missing))
+        if missing <= 0:  # what was evicted before comes with the next commit
+            return True
+        with self._state.lock:
+            return self._demoter.make_nvme_room(min(_AT_ONCE, missing)) > 0 or not self._demoter.nvme_stuck()
 
     def _kinds(self, load: Load) -> list[SlotClass]:
         cuts, slots = load.namespace.cuts, self._placement.nvme.slots

@@ -24,7 +24,7 @@ _ATTEMPTS = 8  # times that one piece of a put makes room before it says NO_SPAC
 _SHIFT = np.uint64(GRANULE.bit_length() - 1)
 _STORED = int(PutOutcome.STORED)
 _UNSTORED = tuple(outcome for outcome in PutOutcome if outcome != PutOutcome.STORED)
-MakeRoom = Callable[["SlotClass | None", int], int]
+MakeRoom = Callable[["SlotClass | None", int, float], int]
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Plan:
 
 
 class Writer:
-    """``make_room(class, slots)`` evicts, answers how much it did, and is called without the lock."""
+    """``make_room(class, slots, deadline)`` evicts, answers how much it did, and is called without the lock."""
 
     def __init__(self, state: State, make_room: MakeRoom) -> None:
         self._state = state
@@ -67,7 +67,7 @@ class Writer:
         """Slots for those keys of ``chain`` that are not here. Raises InvalidArgument, BadKey, SessionLost."""
         _check(chain, importance)
         mask = sum(1 << part for part in parts)
-        outcomes, made = [], []
+        outcomes, made, deadline = [], [], time.monotonic() + self._state.config.room_wait
         for start in range(0, len(chain.keys), PIECE):
             parent = chain.keys[start - 1].tobytes() if start else chain.parent
             hints = None if importance is None else importance[start : start + PIECE]
@@ -75,7 +75,7 @@ class Writer:
                 session, namespace, parts, mask, chain.keys[start : start + PIECE], parent,
                 chain.first_block + start, request, appended, hints,
             )  # fmt: skip
-            codes, reservation = self._reserve_piece(piece)
+            codes, reservation = self._reserve_piece(piece, deadline)
             outcomes.append(codes.tobytes())
             if reservation is not None:
                 made.append(reservation)
@@ -103,7 +103,7 @@ class Writer:
 
     # --- one piece -----------------------------------------------------------------------------------------
 
-    def _reserve_piece(self, piece: _Piece) -> tuple[npt.NDArray[np.uint8], Reservation | None]:
+    def _reserve_piece(self, piece: _Piece, deadline: float) -> tuple[npt.NDArray[np.uint8], Reservation | None]:
         state, last = self._state, False
         for attempt in range(_ATTEMPTS + 1):
             with state.lock:
@@ -114,7 +114,7 @@ class Writer:
                 anchors = _anchors(plan)  # what the new blocks hang on must not make room for them
                 state.hold(anchors)
             try:
-                last = not sum(self._make_room(kind, count) for kind, count in missing)
+                last = not sum(self._make_room(kind, count, deadline) for kind, count in missing)
             finally:
                 with state.lock:
                     state.unhold(anchors)

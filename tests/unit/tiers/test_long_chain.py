@@ -9,12 +9,13 @@ import pytest
 
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.tier import TierKind
-from kvstore.tiers.values import ChainSlice
-from tests.unit.tiers.filled import PATIENCE, Filled
-from tests.unit.tiers.stores import ONE, STORED, audit, fill, keys_of
+from kvstore.tiers.values import ChainSlice, PutOutcome
+from tests.unit.tiers.filled import PATIENCE, Filled, Gate
+from tests.unit.tiers.stores import MIB, ONE, STORED, audit, fill, keys_of
 from tests.unit.tiers.two_tiers import audit_tiers, opened, still
 
 LENGTH, PIECE = 160, 16  # DRAM has room for about 70
+NO_SPACE = int(PutOutcome.NO_SPACE)
 KEYS = keys_of(ONE, (7,) * LENGTH)
 
 
@@ -93,4 +94,50 @@ def test_pinned_blocks_stay_in_dram_while_a_long_chain_goes_by() -> None:
         assert filled.tiers(1)[TierKind.DRAM] == 8
         index = store._state.index
         assert int(np.count_nonzero(index.pins[: index.rows_used])) == 8
+        checked(store)
+
+
+def put_piece(filled: Filled, first: int, count: int) -> tuple[list[int], float]:
+    """Outcomes of some blocks of the chain, and how long their reservation took."""
+    store, parent = filled.store, KEYS[first - 1].tobytes() if first else b""
+    keys, started = KEYS[first : first + count], time.monotonic()
+    reserved = store.reserve(filled.session, filled.view.handle, ChainSlice(keys, parent, first))
+    took = time.monotonic() - started
+    outcomes = list(reserved.outcomes)
+    if reserved.id:
+        sums, written = fill(store, filled.view, keys[: outcomes.count(STORED)], (0,), reserved, first + 1)
+        filled.bytes.update(written)
+        store.commit(filled.session, reserved.id, sums)
+    return outcomes, took
+
+
+@pytest.mark.parametrize("policy", ["lru", "turnscore"])
+def test_a_chain_that_fits_neither_tier_ends_at_once_where_both_end(policy: str) -> None:
+    with opened(nvme=4 * MIB, policy=policy, room_wait=20.0) as store:
+        filled, stored, slowest = Filled(store), 0, 0.0
+        while stored < LENGTH:
+            outcomes, took = put_piece(filled, stored, PIECE)
+            slowest, stored = max(slowest, took), stored + outcomes.count(STORED)
+            if NO_SPACE in outcomes:
+                break
+        assert outcomes == sorted(outcomes)
+        assert 70 <= stored < LENGTH
+        assert slowest < 3.0
+        assert put_piece(filled, stored, PIECE)[0] == [NO_SPACE] * PIECE
+        checked(store)
+        assert store.match(filled.view.handle, KEYS).blocks == stored
+
+
+def test_a_put_waits_for_room_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(room_wait=0.5) as store:
+        filled, gate = Filled(store), Gate(monkeypatch, store)
+        try:
+            for first in range(0, 64, PIECE):
+                put_piece(filled, first, PIECE)
+            outcomes, took = put_piece(filled, 64, 32)
+        finally:
+            gate.open()
+        assert 0 < outcomes.count(STORED) < 32
+        assert set(outcomes) == {STORED, NO_SPACE}
+        assert took < 1.5
         checked(store)
