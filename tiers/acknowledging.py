@@ -60,13 +60,16 @@ class Puts:
     def _made_durable(
         self, namespace: Namespace, keys: KeyArray, outcomes: bytes, which: PutOutcome, deadline: float | None
     ) -> bytes:
-        """The outcomes, with NOT_DURABLE for those of one kind that are not durable in time."""
+        """The outcomes, with NOT_DURABLE for those of one kind that are not durable in time, NO_SPACE for those of them
+        that are not here any more."""
         codes = np.frombuffer(outcomes, np.uint8).copy()
         mine = np.flatnonzero(codes == which)
         until = time.monotonic() + self._state.config.durable_wait if deadline is None else deadline
         if self._movement is not None:
             mine = mine[~self._movement.durability.wait(namespace, keys[mine], until)]
         codes[mine] = PutOutcome.NOT_DURABLE
+        if self._movement is not None:  # for lack of room some may have had to go since they were stored
+            codes[mine[self._movement.durability.absent(namespace, keys[mine])]] = PutOutcome.NO_SPACE
         return codes.tobytes()
 
     def check_ack(self, ack: int) -> None:

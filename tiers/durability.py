@@ -14,6 +14,7 @@ from kvstore.tiers.index import READY
 from kvstore.tiers.mover import DONE, Mover, Priority
 from kvstore.tiers.moves import block_move
 from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.nvme.health import Cause
 from kvstore.tiers.nvme.ticket import Outcome, Ticket
 from kvstore.tiers.placement import DRAM, NVME, Placement
 from kvstore.tiers.state import PIECE, State
@@ -59,6 +60,10 @@ class Durability:
                 ticket.wait_durable(max(0.0, deadline - time.monotonic()))
             if tickets and not lacking:
                 time.sleep(min(_STEP, max(0.0, deadline - time.monotonic())))
+
+    def absent(self, namespace: Namespace, keys: KeyArray) -> npt.NDArray[np.bool_]:
+        """Which of the blocks are in no tier."""
+        return np.asarray(self._rows(namespace, keys) < 0)
 
     def _rows(self, namespace: Namespace, keys: KeyArray) -> IntArray:
         found = []
@@ -106,6 +111,8 @@ class Durability:
             time.sleep(min(_STEP, max(0.0, deadline - time.monotonic())))
 
     def _durable(self, namespace: Namespace, rows: IntArray) -> npt.NDArray[np.bool_]:
+        if Cause.GONE.name in self._placement.nvme.health.causes:  # what was durable is not
+            return np.zeros(len(rows), np.bool_)
         with self._state.lock:
             known: dict[int, bool] = {-1: True}
             return np.array([row >= 0 and self._safe(row, known) for row in rows.tolist()], np.bool_)

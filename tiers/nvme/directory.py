@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.core.errors import ConfigError
+from kvstore.tiers.nvme.files import is_at
 from kvstore.tiers.nvme.format import FORMAT_FILE, INDEX_DIRECTORY, LOCK_FILE, PROBE_FILE, DirectoryFormat
 from kvstore.tiers.tier import GRANULE
 
@@ -49,7 +50,7 @@ class NvmeConfig:
             raise ConfigError(f"nvme segment_bytes must be a power of two of at least 1 MiB, not {size}", got=size)
         if self.capacity_bytes < 2 * size:
             raise ConfigError(
-                f"nvme capacity_bytes {self.capacity_bytes} does not hold a segment of {size} bytes and the index; "
+                f"nvme_capacity {self.capacity_bytes} does not hold a segment of {size} bytes and the index; "
                 f"give it at least {2 * size}",
                 got=self.capacity_bytes,
             )
@@ -66,6 +67,7 @@ class NvmeDirectory:
         self.lock_fd = self._lock()
         try:
             self.format = DirectoryFormat.open(path, node_id, segment_bytes)
+            self._identity = self._identify()
         except BaseException:
             self.unlock()
             raise
@@ -86,6 +88,7 @@ class NvmeDirectory:
         fd = self._lock(patience=0.0)
         try:
             self._same()
+            self._identity = self._identify()
         except BaseException:
             os.close(fd)
             raise
@@ -134,6 +137,23 @@ class NvmeDirectory:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     # --- probes ------------------------------------------------------------------------------------------------
+
+    def _identify(self) -> tuple[int, int]:
+        found = os.stat(self.path / FORMAT_FILE)
+        return found.st_dev, found.st_ino
+
+    def displaced(self) -> str:
+        """What is not there any more of what we opened, or is another; "" when all is, or the disk does not say."""
+        try:
+            if self.lock_fd >= 0 and not is_at(self.lock_fd, self.path / LOCK_FILE):
+                return f"{self.path / LOCK_FILE} is another file than the one that the node has locked"
+            if self._identify() != self._identity:
+                return f"{self.path / FORMAT_FILE} is another file than at the start"
+        except (FileNotFoundError, NotADirectoryError) as error:
+            return f"{error.filename} is not there any more"
+        except OSError:
+            return ""
+        return ""
 
     def can_write(self) -> OSError | None:
         """Writes, syncs and reads back a small file; None when that works."""

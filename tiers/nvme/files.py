@@ -18,6 +18,11 @@ Buffers: TypeAlias = Sequence[memoryview]
 _NAME = "segment-{:06d}.dat"
 
 
+def is_at(fd: int, path: Path) -> bool:
+    """An open file is the one at a path. Raises OSError."""
+    return os.path.samestat(os.fstat(fd), os.stat(path))
+
+
 class Detached(OSError):
     """The files were let go of because the disk failed."""
 
@@ -81,6 +86,20 @@ class SegmentFiles:
     def __len__(self) -> int:
         return len(self.known)
 
+    def displaced(self) -> str:
+        """A segment file that is not there any more, or is another; "" when all are, or the disk does not say. Not
+        while segments are made or removed."""
+        try:
+            with self.using():
+                for number, fd in list(self._fds.items()):
+                    if not is_at(fd, self.path(number)):
+                        return f"{self.path(number)} is another file than the one that the node has open"
+        except (FileNotFoundError, NotADirectoryError) as error:
+            return f"{error.filename} is not there any more"
+        except OSError:
+            return ""
+        return ""
+
     # --- I/O -------------------------------------------------------------------------------------------------
 
     def read(self, slot: int, offset: int, buffers: Buffers) -> None:
@@ -99,6 +118,8 @@ class SegmentFiles:
             try:
                 with self.using():
                     os.fdatasync(self._fds[number])
+                    if not os.fstat(self._fds[number]).st_nlink:
+                        raise OSError(errno.ESTALE, "the segment file was removed", os.fspath(self.path(number)))
             except OSError as error:
                 failed[number] = error
         return failed

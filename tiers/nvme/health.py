@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -16,16 +18,20 @@ HealthState: TypeAlias = Literal["ok", "degraded", "read_only", "failed"]
 class Cause(Enum):
     """What can be wrong, with the advice that goes with it."""
 
-    DISK_FULL = "free space on the file system, or lower the NVMe capacity_bytes"
+    DISK_FULL = "free space on the file system, or lower nvme_capacity"
     INDEX_FULL = "free space on the file system: the index cannot record removals"
     INDEX = "the index process is being restarted; see its last words in the log"
     WRITE_IO = "look at the kernel log and the drive's health; writes are tried again from time to time"
     READ_IO = "look at the kernel log and the drive's health; blocks that cannot be read are misses"
     READ_ONLY = "the file system is read-only: remount it read-write; release the tier if it must be unmounted first"
+    GONE = "put the directory back as it was, or restart the node to begin an empty tier; DRAM serves meanwhile"
     DISK = "nothing can be read or written: repair, unmount and mount the file system; the tier takes it up again"
 
 
-_STOPS_WRITES = frozenset({Cause.INDEX_FULL, Cause.INDEX, Cause.WRITE_IO, Cause.READ_ONLY, Cause.DISK})
+LET_GO = frozenset({Cause.GONE, Cause.DISK})  # nothing below the directory is open
+_STOPS_WRITES = LET_GO | {Cause.INDEX_FULL, Cause.INDEX, Cause.WRITE_IO, Cause.READ_ONLY}
+_LINES, _PER = 6, 60.0  # lines of log in so many seconds
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,30 @@ class Health:
     since: float
     advice: str
     causes: tuple[str, ...] = ()
+
+
+class HealthLog:
+    """A line of log for each change of state; when they come too often, the one that stays is told later."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._told: HealthState = "ok"
+        self._lines: deque[float] = deque(maxlen=_LINES)
+
+    def note(self, health: Health) -> None:
+        """Called after changes, and from time to time."""
+        with self._lock:
+            now = time.monotonic()
+            busy = len(self._lines) == _LINES and now - self._lines[0] < _PER
+            if health.state == self._told or busy:
+                return
+            self._told, before = health.state, self._told
+            self._lines.append(now)
+        if health.state == "ok":
+            log.info("NVMe tier in %s is ok again (it was %s)", self._name, before)
+        else:
+            log.warning("NVMe tier in %s is %s: %s; %s", self._name, health.state, health.reason, health.advice)
 
 
 class HealthKeeper:
@@ -95,7 +125,7 @@ class HealthKeeper:
     def _update(self) -> Health | None:
         causes = sorted(self._causes, key=list(Cause).index, reverse=True)  # the worst first
         self.writable = not _STOPS_WRITES & self._causes.keys()
-        self.readable = Cause.DISK not in self._causes
+        self.readable = not LET_GO & self._causes.keys()
         state = self._state()
         reason = "; ".join(self._causes[cause] for cause in causes)
         old = self._health
@@ -104,7 +134,7 @@ class HealthKeeper:
         return self._health if self._health != old else None
 
     def _state(self) -> HealthState:
-        if Cause.DISK in self._causes:
+        if LET_GO & self._causes.keys():
             return "failed"
         if Cause.READ_ONLY in self._causes:
             return "read_only"

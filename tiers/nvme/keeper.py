@@ -10,7 +10,7 @@ from kvstore.core.errors import ConfigError
 from kvstore.tiers.nvme.committer import Committer
 from kvstore.tiers.nvme.directory import NvmeDirectory
 from kvstore.tiers.nvme.files import SegmentFiles
-from kvstore.tiers.nvme.health import Cause, HealthKeeper
+from kvstore.tiers.nvme.health import Cause, HealthKeeper, HealthLog
 from kvstore.tiers.nvme.index import IndexFailed, IndexGone
 from kvstore.tiers.nvme.slots import SlotTable
 
@@ -19,6 +19,7 @@ INDEX_BASE = 512 << 10  # bytes of index file whatever it holds
 INDEX_PER_SLOT = 256  # bytes: an entry, the slack of its page, and the copies that LMDB's commits make
 _SPARE = 2  # segments made ahead of demand
 _MOST_BACKOFF = 30.0  # seconds between probes of something that stays broken
+_EVERY = 5.0  # seconds between looks when all is well
 _CALM = 60.0  # seconds without trouble after which probing starts quick again
 
 
@@ -34,10 +35,12 @@ class Keeper:
         health: HealthKeeper,
         capacity: int,
         probe_interval: float,
+        health_log: HealthLog,
     ) -> None:
         self._directory, self._files, self._slots = directory, files, slots
         self._committer, self._health = committer, health
         self._capacity, self._first = capacity, probe_interval
+        self._every, self._look_at, self._health_log = min(_EVERY, 10 * probe_interval), 0.0, health_log
         self._backoff, self._probe_at, self._calm_since = probe_interval, 0.0, 0.0
         self._reserved = 0  # slots that the index file has room for
         self._asked = 0  # slots that segments in use have, or were to have
@@ -143,7 +146,7 @@ class Keeper:
             self._grow()
 
     def _pause(self) -> float:
-        return max(0.01, self._probe_at - time.monotonic()) if self._health.causes else 5.0
+        return max(0.01, self._probe_at - time.monotonic()) if self._health.causes else self._every
 
     def _look(self) -> None:
         """Probes what is wrong, ever more rarely while it stays so."""
@@ -151,6 +154,10 @@ class Keeper:
         if self._release.is_set():
             self._release.clear()
             self._detach("released on request")
+        self._health_log.note(self._health.health)
+        if now >= self._look_at or not self._health.writable:
+            self._look_at = now + self._every
+            self._find_displaced()
         if not self._health.causes:
             self._calm_since = self._calm_since or now
             return
@@ -162,8 +169,13 @@ class Keeper:
             self._backoff = min(2 * self._backoff, _MOST_BACKOFF)
             self._probe_at = time.monotonic() + self._backoff
 
+    def _find_displaced(self) -> None:
+        """The directory is removed or replaced while the node runs: what is written to open files would be lost."""
+        if self._health.readable and (what := self._directory.displaced() or self._files.displaced()):
+            self._detach(f"the directory was removed or replaced: {what}", Cause.GONE)
+
     def _probe(self) -> None:
-        if self._health.has(Cause.DISK):
+        if not self._health.readable:
             self._attach()
             return
         unwritable, unreadable = self._directory.can_write(), self._directory.can_read()
@@ -179,9 +191,9 @@ class Keeper:
         if not unreadable:
             self._health.clear(Cause.READ_IO)
 
-    def _detach(self, reason: str) -> None:
+    def _detach(self, reason: str, cause: Cause = Cause.DISK) -> None:
         """Closes everything below the directory, so that the file system can be unmounted and repaired."""
-        self._health.trouble(Cause.DISK, reason)
+        self._health.trouble(cause, reason)
         log.error("NVMe tier: %s is let go of: %s", self._directory.path, reason)
         self._committer.detach()
         if self._files.detach():

@@ -20,7 +20,7 @@ from kvstore.tiers.nvme.directory import NvmeConfig, NvmeDirectory
 from kvstore.tiers.nvme.figures import NvmeStat
 from kvstore.tiers.nvme.files import SegmentFiles
 from kvstore.tiers.nvme.format import ENTRY, EntryArray, digest
-from kvstore.tiers.nvme.health import Cause, Health, HealthKeeper
+from kvstore.tiers.nvme.health import Cause, Health, HealthKeeper, HealthLog
 from kvstore.tiers.nvme.index import IndexFailed, IndexGone, IndexProcess, Meta
 from kvstore.tiers.nvme.index_wire import NAMESPACES, SETTINGS
 from kvstore.tiers.nvme.keeper import Keeper
@@ -66,7 +66,7 @@ class NvmeTier(Tier):
                 f"{2 * segment_bytes} bytes, or move it away",
                 segment_bytes=segment_bytes,
             )
-        self._on_health = on_health
+        self._on_health, self._health_log = on_health, HealthLog(str(config.directory))
         self._health = HealthKeeper(self._health_changed)
         self._files = SegmentFiles(config.directory, segment_bytes)
         self._slots = SlotTable(max(1, config.capacity_bytes // segment_bytes), segment_bytes)
@@ -81,7 +81,7 @@ class NvmeTier(Tier):
         )
         self._keeper = Keeper(
             self._directory, self._files, self._slots, self._committer, self._health, config.capacity_bytes,
-            config.probe_interval,
+            config.probe_interval, self._health_log,
         )  # fmt: skip
         self._scrubber = Scrubber(
             self._pool, self._files, self._slots, self._health, self._mover.counters, config.scrub_bytes
@@ -269,8 +269,8 @@ class NvmeTier(Tier):
         index = self._committer.index
         if index is None:
             raise OSError(errno.EIO, "the NVMe index process is not there")
-        packed = index.get(slots.astype(">u4").tobytes())
-        found = {int(entry["slot"]): entry for entry in np.frombuffer(packed, ENTRY)}
+        entries = np.frombuffer(index.get(slots.astype(">u4").tobytes()), ENTRY)
+        found = {int(entry["slot"]): entry for entry in entries}
 
         def job(bounce: Bounce) -> None:
             for row, slot in enumerate(slots.tolist()):
@@ -348,6 +348,7 @@ class NvmeTier(Tier):
     def _health_changed(self, health: Health) -> None:
         if self._recovered:
             self._keeper.kick()
+        self._health_log.note(health)
         self._on_health(health)
 
     @property

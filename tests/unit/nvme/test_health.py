@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 
 import pytest
 
-from kvstore.tiers.nvme.health import Cause, Health, HealthKeeper
+from kvstore.tiers.nvme.health import Cause, Health, HealthKeeper, HealthLog
 
 
 def error(number: int) -> OSError:
@@ -57,3 +58,23 @@ def test_each_change_is_told_once_and_since_stays_while_the_state_does() -> None
     keeper.clear(Cause.READ_IO)
     assert [health.causes for health in told] == [("WRITE_IO",), ("WRITE_IO", "INDEX")]
     assert told[0].since == told[1].since
+
+
+def test_each_change_of_state_is_a_line_of_the_log_and_not_too_many(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    lines = HealthLog("/disk")
+    keeper = HealthKeeper(lines.note)
+    keeper.trouble(Cause.DISK_FULL, "no space left")
+    keeper.clear(*Cause)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert all(part in caplog.messages[0] for part in ("/disk", "degraded", "no space left", Cause.DISK_FULL.value))
+    assert "ok again" in caplog.messages[1]
+    for _ in range(100):
+        keeper.trouble(Cause.DISK_FULL, "no space left")
+        keeper.clear(*Cause)
+    assert len(caplog.records) < 10
+
+
+def test_the_advice_names_the_setting() -> None:
+    assert "nvme_capacity" in Cause.DISK_FULL.value
+    assert "capacity_bytes" not in Cause.DISK_FULL.value
