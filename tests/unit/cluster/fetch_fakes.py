@@ -99,7 +99,8 @@ class FakeStore:
 
 
 class FakeNode:
-    """A holder. ``asked``: (first, blocks) of each request; ``before``: runs before each answer, and may raise."""
+    """A holder. ``asked``: (first, blocks) of each request; ``before``: is told the first block
+    asked for before each answer, and may raise."""
 
     def __init__(self, number: int) -> None:
         self.node_id = bytes([number]) * 16
@@ -109,7 +110,7 @@ class FakeNode:
         self.damaged: set[bytes] = set()
         self.asked: list[tuple[int, int]] = []
         self.sessions: list[FakeTransport] = []
-        self.before: Callable[[], None] = lambda: None
+        self.before: Callable[[int], None] = lambda first: None
         self.most = 1_000_000  # blocks in one answer
 
 
@@ -133,7 +134,7 @@ class FakeTransport:
             raise Unavailable("the node closed the connection")
         keys = [call.keys[at : at + KEY_BYTES] for at in range(0, len(call.keys), KEY_BYTES)]
         self.fake.asked.append((call.first, len(into)))
-        self.fake.before()
+        self.fake.before(call.first)
         have = next((at for at, key in enumerate(keys) if key not in self.fake.blocks), len(keys))
         end = max(call.first, min(have, call.first + min(len(into), self.fake.most)))
         for key, view in zip(keys[call.first : end], into, strict=False):
@@ -189,5 +190,5 @@ def cell(nodes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
         yield found
     finally:
         for node in found.nodes:
-            node.before = lambda: None
+            node.before = lambda first: None
         found.fetcher.stop()

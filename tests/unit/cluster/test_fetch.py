@@ -79,8 +79,8 @@ def test_a_reader_is_woken_by_the_first_batch(pair: Cell) -> None:
     keys, gate = chain(2 * BATCH), threading.Event()
     pair.hold(0, keys)
 
-    def before() -> None:
-        if pair.nodes[0].asked[-1][0]:
+    def before(first: int) -> None:
+        if first:
             assert gate.wait(LONG)
 
     pair.nodes[0].before = before
@@ -95,7 +95,7 @@ def test_several_holders_are_read_at_the_same_time(pair: Cell) -> None:
     keys, both = chain(4 * BATCH), threading.Barrier(2, timeout=LONG)
     for number in (0, 1):
         pair.hold(number, keys)
-        pair.nodes[number].before = lambda: both.wait() and None  # each waits for a request to the other
+        pair.nodes[number].before = lambda first: both.wait() and None  # each waits for a request to the other
     assert get(pair, keys) == len(keys)
     assert stored(pair, keys)
     assert [len(node.asked) for node in pair.nodes] == [2, 2]
@@ -107,7 +107,7 @@ def test_the_next_holder_goes_on_where_one_failed_and_that_one_is_left_alone(pai
     pair.hold(1, keys)
     pair.nodes[0].most = 3
 
-    def fail() -> None:
+    def fail(first: int) -> None:
         if len(pair.nodes[0].asked) > 1:
             raise Unavailable("the node went away within a reply")
 
@@ -122,7 +122,7 @@ def test_the_next_holder_goes_on_where_one_failed_and_that_one_is_left_alone(pai
     assert pair.fetcher.reach(ROOT, other, 0) == 0
     assert get(pair, other) == 0
     assert len(pair.nodes[0].asked) == asked
-    pair.nodes[0].before, pair.nodes[0].most = (lambda: None), 100
+    pair.nodes[0].before, pair.nodes[0].most = (lambda first: None), 100
     wait_for(lambda: get(pair, other) == BATCH)  # but not for ever
 
 
@@ -152,7 +152,7 @@ def test_damaged_bytes_are_not_stored_and_come_from_another_holder(pair: Cell) -
 def test_readers_of_one_chain_share_what_comes(pair: Cell) -> None:
     keys, gate = chain(2 * BATCH), threading.Event()
     pair.hold(0, keys)
-    pair.nodes[0].before = lambda: gate.wait(LONG) and None
+    pair.nodes[0].before = lambda first: gate.wait(LONG) and None
     got: list[int] = []
     readers = [threading.Thread(target=lambda: got.append(get(pair, keys))) for _ in range(3)]
     for reader in readers:
@@ -180,7 +180,7 @@ def key_of_branch(keys: KeyArray) -> KeyArray:
 def test_a_holder_that_does_not_answer_costs_no_more_than_the_deadline(pair: Cell) -> None:
     keys, gate = chain(BATCH), threading.Event()
     pair.hold(0, keys)
-    pair.nodes[0].before = lambda: gate.wait(LONG) and None
+    pair.nodes[0].before = lambda first: gate.wait(LONG) and None
     began = time.monotonic()
     assert get(pair, keys, seconds=0.1) == 0
     assert 0.1 <= time.monotonic() - began < 2.0
@@ -190,7 +190,7 @@ def test_a_holder_that_does_not_answer_costs_no_more_than_the_deadline(pair: Cel
 def test_what_nobody_wants_any_more_is_not_fetched(pair: Cell) -> None:
     keys, gate = chain(8 * BATCH), threading.Event()
     pair.hold(0, keys)
-    pair.nodes[0].before = lambda: gate.wait(LONG) and None
+    pair.nodes[0].before = lambda first: gate.wait(LONG) and None
     living = [True]
     assert start(pair, keys, alive=lambda: living[0]) == 8 * BATCH
     wait_for(lambda: len(pair.nodes[0].asked) == fetch.WORKERS)
@@ -206,7 +206,7 @@ def test_past_its_bound_nothing_more_is_begun(pair: Cell, monkeypatch: pytest.Mo
     monkeypatch.setattr(fetch, "QUEUE", 5)
     keys, gate = chain(40 * BATCH), threading.Event()
     pair.hold(0, keys)
-    pair.nodes[0].before = lambda: gate.wait(LONG) and None
+    pair.nodes[0].before = lambda first: gate.wait(LONG) and None
     assert start(pair, keys[:BATCH]) == BATCH
     wait_for(lambda: len(pair.nodes[0].asked) == 1)
     coming = start(pair, keys)
@@ -224,7 +224,7 @@ def test_a_reader_has_a_few_batches_begun_at_a_time(pair: Cell, monkeypatch: pyt
     monkeypatch.setattr(fetch, "AHEAD", 3)
     keys, gate = chain(20 * BATCH), threading.Event()
     pair.hold(0, keys)
-    pair.nodes[0].before = lambda: gate.wait(LONG) and None
+    pair.nodes[0].before = lambda first: gate.wait(LONG) and None
     assert start(pair, keys, far=False) == 3 * BATCH
     gate.set()
     assert get(pair, keys) == len(keys)
@@ -236,12 +236,11 @@ def test_when_a_batch_fails_those_after_it_are_given_up(pair: Cell) -> None:
     pair.hold(0, keys)
     later = threading.Event()
 
-    def before() -> None:
-        if not pair.nodes[0].asked[0][0] and threading.current_thread().name == first[0]:
+    def before(first: int) -> None:
+        if not first:
             later.wait(LONG)
             raise Busy("too many leases")
 
-    first: list[str] = ["fetch-0"]
     pair.nodes[0].before = before
     coming = start(pair, keys)
     assert coming == 3 * BATCH
@@ -269,7 +268,7 @@ def test_a_node_that_refuses_a_namespace_is_not_asked_for_it_again(pair: Cell) -
     keys = chain(BATCH)
     pair.hold(0, keys)
 
-    def refuse() -> None:
+    def refuse(first: int) -> None:
         raise Unsupported("the namespace was rotated on this node")
 
     pair.nodes[0].before = refuse
@@ -339,7 +338,7 @@ def test_where_room_ends_a_chain_ends(pair: Cell) -> None:
 def test_stopping_lets_readers_go(pair: Cell) -> None:
     keys, gate = chain(20 * BATCH), threading.Event()
     pair.hold(0, keys)
-    pair.nodes[0].before = lambda: gate.wait(LONG) and None
+    pair.nodes[0].before = lambda first: gate.wait(LONG) and None
     got: list[int] = []
     reader = threading.Thread(target=lambda: got.append(get(pair, keys)))
     reader.start()
@@ -359,12 +358,12 @@ def test_a_failure_nobody_thought_of_ends_its_batch_alone(pair: Cell, caplog: py
     keys = chain(BATCH)
     pair.hold(0, keys)
 
-    def surprise() -> None:
+    def surprise(first: int) -> None:
         raise ZeroDivisionError
 
     pair.nodes[0].before = surprise
     assert get(pair, keys) == 0
     assert "could not be fetched" in caplog.text
-    pair.nodes[0].before = lambda: None
+    pair.nodes[0].before = lambda first: None
     assert get(pair, keys) == BATCH
     assert stored(pair, keys)

@@ -85,7 +85,7 @@ def test_nothing_wrong_is_ever_stored_and_nothing_is_left_behind(seed: int, monk
             for node in dice.sample(range(3), 2):
                 found.hold(node, chain(BLOCKS, number))
         for node in found.nodes:
-            node.before = lambda: trouble(dice, lock)
+            node.before = lambda first: trouble(dice, lock)
         found.store.room = 20
         readers = [threading.Thread(target=read, args=(found, 10 * seed + at, wrong)) for at in range(READERS)]
         other = threading.Thread(target=disturb, args=(found, seed, stopping))
