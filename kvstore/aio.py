@@ -39,7 +39,7 @@ class Client:
 
     def __init__(
         self,
-        target: str = "auto",
+        target: str | None = None,
         *,
         timeout: float = 1.0,
         transport: TransportName = "auto",

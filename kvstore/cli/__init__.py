@@ -21,7 +21,13 @@ _NEEDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; the exit status. 2: it was called or configured wrongly, 1: it could not do its work."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # while libraries were imported
+        return 130
+
+
+def _main(given: list[str]) -> int:
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401

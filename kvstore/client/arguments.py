@@ -21,6 +21,14 @@ def whole(name: str, value: object, least: int = 0) -> int:
     return number
 
 
+def fitting(name: str, value: object, bits: int = 64) -> int:
+    """A whole number of 0 or more that the protocol has room for. Raises InvalidArgument."""
+    number = whole(name, value)
+    if number >> bits:
+        raise InvalidArgument(f"{name} must be below 2**{bits}, not {number}", field=name)
+    return number
+
+
 def span(value: object) -> tuple[int, int] | None:
     """An ``(offset, length)`` or None. Raises InvalidArgument."""
     if value is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from kvstore.client.arguments import fitting
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import Keys
 from kvstore.transport.base import Borrowed, Transport
@@ -25,7 +26,7 @@ class Borrow:
         self._chain = chain
         self._first = first
         self._plan = plan
-        self._request_id = request_id
+        self._request_id = fitting("request_id", request_id)
         self._timeout = timeout
         self._borrowed: Borrowed | None = None
         self.blocks = 0

@@ -21,7 +21,7 @@ def rows(buffers: object, blocks: int, plan: Plan, *, writable: bool) -> list[By
     """
     pieces = len(plan.pieces)
     if not isinstance(buffers, (list, tuple)):
-        return _cut(as_bytes(buffers, "buffer", writable), blocks, plan)
+        return _cut(as_bytes(buffers, "for all blocks", writable), blocks, plan)
     if len(buffers) == blocks * pieces:
         return _pieces(buffers, plan, writable)
     if len(buffers) == blocks:
@@ -102,11 +102,18 @@ def _is_tensor(value: object) -> bool:
 
 
 def _from_torch(tensor: Any, index: int | str) -> Bytes:
+    torch = sys.modules["torch"]
     if tensor.device.type != "cpu":
         raise InvalidArgument(f"buffer {index}: the tensor is on {tensor.device}, not in host memory", index=index)
+    if tensor.layout is not torch.strided:
+        raise InvalidArgument(f"buffer {index}: the tensor is sparse; pass tensor.to_dense()", index=index)
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidArgument(
+            f"buffer {index}: the tensor is a conjugate or negated view; pass tensor.resolve_conj().resolve_neg()",
+            index=index,
+        )
     if not tensor.is_contiguous():
         raise InvalidArgument(f"buffer {index}: the tensor is not contiguous; pass tensor.contiguous()", index=index)
-    torch = sys.modules["torch"]
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ from kvstore.client.arguments import whole
 from kvstore.client.counters import Counters
 from kvstore.client.link import Link, TransportName
 from kvstore.client.namespace import Namespace
-from kvstore.client.target import parse_target
+from kvstore.client.target import client_target
 from kvstore.core.errors import InvalidArgument, Unsupported
 from kvstore.core.namespace import NamespaceSpec
 
@@ -24,8 +24,9 @@ OnFailure: TypeAlias = Literal["miss", "raise"]
 class Client:
     """A cache client. Safe for threads; connects on first use, and again when the node comes back.
 
-    ``target``: ``auto`` (this user's node on this host), ``unix://PATH``, ``kv://HOST[:PORT]`` (several with commas,
-    tried in order) or ``dns://NAME[:PORT]``. ``timeout``: seconds a call may take unless it says otherwise; past it
+    ``target``: ``unix://PATH``, ``kv://HOST[:PORT]`` (several with commas, tried in order) or ``dns://NAME[:PORT]``;
+    None and ``auto`` mean what the environment variable KVSTORE_TARGET says, as for the commands, and without it this
+    user's node on this host. ``timeout``: seconds a call may take unless it says otherwise; past it
     the call is a miss. ``transport``: ``auto`` takes shared memory when the node is on this host's unix socket.
     ``on_failure="raise"``: a node that is away, busy or late raises instead of being a miss. ``connections``: at
     most so many to the node at a time.
@@ -33,7 +34,7 @@ class Client:
 
     def __init__(
         self,
-        target: str = "auto",
+        target: str | None = None,
         *,
         timeout: float = 1.0,
         transport: TransportName = "auto",
@@ -46,7 +47,7 @@ class Client:
         self.timeout = _seconds(timeout)
         self.on_failure = on_failure
         self.counters_ = Counters()
-        self.link = Link(parse_target(target), transport, connections, self.counters_)
+        self.link = Link(client_target(target), transport, connections, self.counters_)
         self._finalizer = weakref.finalize(self, Link.close, self.link)
 
     def __repr__(self) -> str:

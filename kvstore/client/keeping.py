@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from kvstore.core.errors import InvalidArgument, NoSpace
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 def pin(namespace: Namespace, keys: AnyKeys, hard: bool, ttl: float | None, timeout: float | None) -> int:
     """As Namespace.pin."""
     chain, deadline = Keys.of(keys), namespace.client.deadline(timeout)
-    if ttl is not None and not ttl > 0:
-        raise InvalidArgument(f"ttl must be a positive number of seconds, or None, not {ttl}", field="ttl")
+    if ttl is not None and not 0 < ttl < math.inf:
+        raise InvalidArgument(
+            f"ttl must be a positive number of seconds, or None for a pin that does not end, not {ttl}", field="ttl"
+        )
     if not len(chain):
         return 0
 

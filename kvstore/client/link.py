@@ -23,6 +23,7 @@ from kvstore.core.errors import (
 from kvstore.transport.base import Transport
 from kvstore.transport.cancel import cancelled
 from kvstore.transport.frame import DEFAULT_LIMITS
+from kvstore.transport.late import Silence
 from kvstore.transport.shm import ShmTransport
 from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.wire import Address
@@ -53,6 +54,7 @@ class Link:
         self._connecting = threading.Lock()
         self._failures: dict[Address, tuple[float, float]] = {}  # until when it is skipped, and the delay used
         self._probes: dict[Address, Probe] = {}
+        self._silences: dict[Address, Silence] = {}  # of nodes that a connection was tried to
 
     def check_open(self) -> None:
         """Raises Closed."""
@@ -107,7 +109,10 @@ class Link:
         return False
 
     def _note(self, transport: Transport, error: KVStoreError) -> None:
-        """A node that does not answer is not asked again for a while."""
+        """A node that does not answer is not asked again for a while. One late call alone says nothing: other calls
+        may have more time."""
+        if isinstance(error, DeadlineExceeded) and not transport.silence.hung:
+            return
         if isinstance(error, (Unavailable, SessionLost)):
             transport.retire()
         if transport.lost:
@@ -143,15 +148,25 @@ class Link:
             if time.monotonic() < until and not self._is_back(address):
                 failure = failure or Skipped(f"the node at {address} failed and is not tried again yet")
                 continue
+            began = time.monotonic()
             try:
                 transport = self._open(address, deadline)
             except KVStoreError as error:
-                self._failed(address, error)
+                if not isinstance(error, DeadlineExceeded) or self._hung(address, began):
+                    self._failed(address, error)
                 failure = error
                 continue
             self._opened(transport)
             return transport
         raise failure or Unavailable(f"the target {self.target.text} has no address")
+
+    def _hung(self, address: Address, began: float) -> bool:
+        """Whether it is the node that is late, not the calls that were in a hurry."""
+        silence = self._silences.setdefault(address, Silence())
+        silence.waited(began)
+        if hung := silence.hung:
+            silence.failed()
+        return hung
 
     def _is_back(self, address: Address) -> bool:
         """Whether a node that is skipped has come back meanwhile. Cheap: a call must not wait for a dead node."""
@@ -180,6 +195,7 @@ class Link:
     def _opened(self, transport: Transport) -> None:
         self._failures.pop(transport.address, None)
         self._probes.pop(transport.address, None)
+        self._silences.pop(transport.address, None)
         self.counters.add("sessions")
         name, boot_id = transport.capabilities.name, transport.node.boot_id
         if not self._boot_id:

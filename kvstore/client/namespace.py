@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from kvstore.client import keeping, prefetching
-from kvstore.client.arguments import chosen_parts, hints_of, whole
+from kvstore.client.arguments import chosen_parts, fitting, hints_of, whole
 from kvstore.client.arguments import span as checked_span
 from kvstore.client.borrow import Borrow
 from kvstore.client.buffers import rows
@@ -86,7 +86,7 @@ class Namespace:
     def match(self, keys: AnyKeys, *, parts: Parts = None, request_id: int = 0, timeout: float | None = None) -> int:
         """Length of the longest cached prefix, in blocks. Holds nothing: a get may find less a moment later."""
         chain, plan, deadline = Keys.of(keys), self.plan(parts, None), self.client.deadline(timeout)
-        request_id = whole("request_id", request_id)
+        request_id = fitting("request_id", request_id)
 
         def action(transport: Transport, handle: int) -> GetResult:
             reply = transport.match(GetCall(handle, chain.raw, 0, plan, request_id), deadline)
@@ -114,7 +114,7 @@ class Namespace:
         left alone.
         """
         chain, plan, deadline = self._chain(keys, first), self.plan(parts, range), self.client.deadline(timeout)
-        targets = rows(into, len(chain) - first, plan, writable=True)
+        request_id, targets = fitting("request_id", request_id), rows(into, len(chain) - first, plan, writable=True)
 
         def action(transport: Transport, handle: int) -> GetResult:
             return transport.get(GetCall(handle, chain.raw, first, plan, request_id), targets, deadline)
@@ -140,6 +140,7 @@ class Namespace:
         ``first`` on, one a (block, part), block-major; empty where a window or state part is not here. By shared
         memory they lie in the node's own memory, which is pinned until the ``with`` block has ended and no view (or
         array made from one) lives any more; the prefix ends where the node's bound on what a session leases is reached.
+        A forked child does not inherit that memory: touching a view there ends it with SIGSEGV. Copy before the fork.
         """
         self.client.link.check_open()
         chain, plan = self._chain(keys, first), self.plan(parts, range)
@@ -278,7 +279,7 @@ class Namespace:
             raise TooManyKeys(
                 f"the chain has {len(chain)} blocks, this node accepts {most} keys", got=len(chain), want=most
             )
-        whole("request_id", request_id), whole("appended_tokens", appended_tokens)
+        fitting("request_id", request_id), fitting("appended_tokens", appended_tokens, 32)
         raw, at = chain.raw, first * KEY_BYTES
         hints = hints_of(importance, len(chain) - first)
         parent = raw[at - KEY_BYTES : at] if first else b""

@@ -40,6 +40,15 @@ def default_socket() -> Path:
     return base / "node.sock"
 
 
+def client_target(text: str | None) -> Target:
+    """The target of a client: without one (None, ``auto``) that of KVSTORE_TARGET, as for the commands."""
+    named = os.environ.get("KVSTORE_TARGET", "") if text is None or text == "auto" else ""
+    try:
+        return parse_target(named or ("auto" if text is None else text))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"KVSTORE_TARGET: {error}" if named else str(error), field="target") from None
+
+
 def parse_target(text: str) -> Target:
     """Raises InvalidArgument that names the bad part and shows a good one."""
     if not isinstance(text, str):

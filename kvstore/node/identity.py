@@ -121,7 +121,9 @@ def _parse_id(text: str, data_dir: Path) -> bytes:
 
 
 def _unusable(data_dir: Path, error: OSError) -> ConfigError:
+    file = next((path for path in (data_dir, *data_dir.parents) if path.is_file()), None)
+    why = error.strerror if file is None else f"{'it' if file == data_dir else file} is a file"
     return ConfigError(
-        f"data directory {data_dir} cannot be used: {error.strerror}; set data_dir to a directory this user may write",
+        f"data directory {data_dir} cannot be used: {why}; set data_dir to a directory this user may write",
         key="data_dir",
     )

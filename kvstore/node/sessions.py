@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvstore.core.errors import InvalidArgument, SessionLost
+from kvstore.core.errors import Closed, InvalidArgument, SessionLost
 
 if TYPE_CHECKING:
     from kvstore.node.lane import Lane
@@ -91,7 +92,8 @@ class Sessions:
                 return
             session.ended = True
             self._by_token.pop(session.stored.token, None)
-        self._store.close_session(session.stored)
+        with contextlib.suppress(Closed):  # the store of a node that stops: the next start takes back what was held
+            self._store.close_session(session.stored)
 
     def silent(self, seconds: float) -> list[NodeSession]:
         """Network sessions that sent nothing for so long and are in no request."""

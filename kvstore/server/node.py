@@ -23,6 +23,7 @@ from kvstore.node.metrics import Collector, NodeMetrics, render
 from kvstore.node.report import Facts, node_metrics, stat_reply, store_metrics
 from kvstore.node.sessions import Sessions
 from kvstore.node.units import show_size
+from kvstore.server.leftovers import listed
 from kvstore.tiers import memopen
 from kvstore.tiers.layout import Layout
 from kvstore.tiers.store import BlockStore
@@ -104,7 +105,7 @@ class Node:
             _log.warning(
                 "memory files of former nodes take memory: %s; remove them with "
                 "`kvstore purge --orphans --memory-dir %s`, or start their nodes again",
-                ", ".join(f"{one.path} ({show_size(one.bytes)})" for one in former),
+                listed(former),
                 self.config.memory_dir,
             )
 

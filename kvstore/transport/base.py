@@ -9,11 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kvstore.core.errors import DeadlineExceeded, KVStoreError, SessionLost, Unavailable, VersionMismatch
+from kvstore.core.errors import (
+    DeadlineExceeded,
+    KVStoreError,
+    NotServed,
+    ProtocolError,
+    SessionLost,
+    Unavailable,
+    VersionMismatch,
+)
 from kvstore.transport.batch import DEADLINE, GetCall, GetResult, PutCall, Targets, parsed
 from kvstore.transport.frame import MIN_VERSION, VERSION, Limits, Op
+from kvstore.transport.late import Silence
 from kvstore.transport.plan import Plan
 from kvstore.transport.pool import WirePool
+from kvstore.transport.reaper import REAPER
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb
 
@@ -94,6 +104,9 @@ class Transport(ABC):
         self._node_id = node_id
         self._guard = threading.Lock()
         self._pins = 0
+        self.silence = Silence()
+        self._unwanted: list[int] = []  # reservations to be given back
+        self._last_late = 0.0
         self._ended = False
         wire = Wire.connect(address, deadline)
         try:
@@ -138,11 +151,15 @@ class Transport(ABC):
         return reply
 
     def _further_wire(self, deadline: float) -> Wire:
-        wire = Wire.connect(self.address, deadline)
+        began, wire = time.monotonic(), None
         try:
+            wire = Wire.connect(self.address, deadline)
             self._hello(wire, deadline, self.hello.session)
-        except BaseException:
-            wire.close()
+        except BaseException as error:
+            if wire is not None:
+                wire.close()
+            if isinstance(error, DeadlineExceeded):
+                self._was_late(began)
             raise
         return wire
 
@@ -160,12 +177,51 @@ class Transport(ABC):
             self.give(wire)
 
     def give(self, wire: Wire) -> None:
-        """Gives a connection back. A broken one may leave behind a lease or reservation that nobody knows of, so
-        the session ends with it and the node takes all of it back."""
-        broken = wire.broken
+        """Gives a connection back. One whose reply is late is kept until that has come. Another broken one may leave
+        behind a lease or reservation that nobody knows of, so the session ends with it and the node takes it back."""
+        if wire.broken and (wire.cut or wire.late is not None):
+            self._was_late(wire.moved)
+            if wire.late is not None and not self.lost and self.pool.set_aside(wire):
+                REAPER.tend(self)
+                return
+        broken = wire.broken and not wire.cut
         self.pool.give(wire)
         if broken:
             self.retire()
+
+    def _was_late(self, began: float) -> None:
+        """A call waited in vain. That alone costs only this call; a node that answers nothing at all is given up."""
+        self._last_late = time.monotonic()
+        self.silence.waited(began, self.pool.answered)
+        if self.silence.hung:
+            self.retire()
+
+    def _read_overdue(self) -> bool:
+        """Takes replies that came too late, and gives back what they bring. Whether there is more to do."""
+        for wire in self.pool.overdue():
+            try:
+                found = wire.overdue(time.monotonic() + _SOON)
+                if found is not None:
+                    self._came_late(*found)
+            except (NotServed, ProtocolError, OSError, ValueError):  # what it would have brought goes with the session
+                self.pool.take_back(wire)
+                self.retire()
+                continue
+            if found is None:
+                if not self.pool.set_aside(wire):
+                    wire.close()
+                    self.retire()
+                continue
+            self.pool.take_back(wire)
+        while self._unwanted and not self.lost:
+            request = pb.AbortRequest(reservation=self._unwanted.pop())
+            if not self.notify(Op.ABORT, request.SerializeToString()):
+                self.retire()
+        return self.pool.waits and not self.lost
+
+    def _came_late(self, op: Op, message: bytes) -> None:
+        if op is Op.RESERVE and (reservation := parsed(pb.ReserveReply(), message).reservation):
+            self._unwanted.append(reservation)
 
     def notify(self, op: Op, message: bytes) -> bool:
         """Sends a frame that gets no reply, if there is a connection for it soon. Whether it was sent."""
@@ -227,6 +283,10 @@ class Transport(ABC):
         """Gives a reservation back; if that cannot be said, by ending the session."""
         if self.lost:
             return
+        if time.monotonic() - self._last_late < _ABORT_TIMEOUT:  # the caller has waited enough
+            self._unwanted.append(reservation)
+            REAPER.tend(self)
+            return
         request = pb.AbortRequest(reservation=reservation)
         try:
             self.call(Op.ABORT, request.SerializeToString(), time.monotonic() + _ABORT_TIMEOUT)
@@ -238,7 +298,7 @@ class Transport(ABC):
 
     def tick(self) -> bool:
         """Called by the reaper while it was asked to: gives back what is due. Whether it should come again."""
-        return False
+        return self._read_overdue()
 
     def _settle(self) -> None:  # noqa: B027  only some transports hold leases
         """Gives back what is due, before a request that may depend on it."""

@@ -19,6 +19,8 @@ class WirePool:
         self._limit = limit
         self._idle = [first]
         self._all = {first}
+        self._aside: list[Wire] = []  # whose reply is overdue; they count for no one
+        self._answered = 0.0
         self._opening = 0
         self._closed = False
         self._changed = threading.Condition(threading.Lock())
@@ -72,6 +74,7 @@ class WirePool:
         if cancel is not None:
             cancel.using(None)
         with self._changed:
+            self._answered = max(self._answered, wire.last_used)
             if wire.broken or self._closed:
                 self._all.discard(wire)
                 wire.close()
@@ -79,6 +82,38 @@ class WirePool:
                 self._idle.append(wire)
             self._changed.notify()
             return bool(self._all)
+
+    def set_aside(self, wire: Wire) -> bool:
+        """Keeps a connection whose reply is overdue until it has come. False: there are too many such."""
+        cancel = current()
+        if cancel is not None:
+            cancel.using(None)
+        with self._changed:
+            if self._closed or len(self._aside) >= self._limit:
+                return False
+            self._answered = max(self._answered, wire.last_used)
+            self._all.discard(wire)
+            self._aside.append(wire)
+            self._changed.notify()
+            return True
+
+    def overdue(self) -> list[Wire]:
+        """The connections that were set aside, for their replies to be read. All of them come back by :meth:`set_aside`
+        or :meth:`take_back`."""
+        with self._changed:
+            aside, self._aside = self._aside, []
+            return aside
+
+    def take_back(self, wire: Wire) -> None:
+        """The overdue reply has come, or never will."""
+        with self._changed:
+            self._answered = max(self._answered, wire.last_used)
+            if wire.broken or self._closed or len(self._all) + self._opening >= self._limit:
+                wire.close()
+            else:
+                self._all.add(wire)
+                self._idle.append(wire)
+                self._changed.notify()
 
     def close(self, *, interrupt: bool) -> list[Wire]:
         """No further calls; returns the idle connections for a last word, the caller closes them.
@@ -88,15 +123,28 @@ class WirePool:
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
+            aside, self._aside = self._aside, []
             busy = self._all.difference(idle)
             self._all = busy if not interrupt else set()
             self._changed.notify_all()
         for wire in busy if interrupt else ():
             wire.interrupt()
+        for wire in aside:
+            wire.close()
         return idle
+
+    @property
+    def waits(self) -> bool:
+        """Whether a reply is overdue."""
+        return bool(self._aside)
 
     @property
     def last_used(self) -> float:
         """When a connection was last answered (``time.monotonic()``)."""
         with self._changed:
-            return max((wire.last_used for wire in self._all), default=0.0)
+            return max((wire.last_used for wire in self._all), default=self._answered)
+
+    @property
+    def answered(self) -> float:
+        """When any connection was last answered, also one that is gone (``time.monotonic()``)."""
+        return max(self._answered, self.last_used)

@@ -186,14 +186,20 @@ class ShmTransport(Transport):
                     self._owe(lease, False)
                 return
 
+    def _came_late(self, op: Op, message: bytes) -> None:
+        if op is Op.GET and (lease := parsed(pb.GetReply(), message).lease):
+            self._owe(lease, False)
+        super()._came_late(op, message)
+
     def tick(self) -> bool:
+        waits = super().tick()
         if self._due:
             self._settle()
             return True
         self._tended = False
         if self._due:  # came in between
             self._tended = True
-        return self._tended
+        return self._tended or waits
 
     # --- borrow ------------------------------------------------------------------------------------------
 

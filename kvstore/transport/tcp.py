@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvstore.core.checksum import part_seed, xxh3
-from kvstore.core.errors import InvalidArgument, ProtocolError, SessionLost
+from kvstore.core.errors import DeadlineExceeded, InvalidArgument, ProtocolError, SessionLost
 from kvstore.core.keys import KEY_BYTES
 from kvstore.transport.base import Borrowed, Capabilities, Reservation, Transport
 from kvstore.transport.batch import (
@@ -58,6 +58,9 @@ class TcpTransport(Transport):
             reply, here, holes, sums = self._located(wire, call, most, deadline)
             done = _receive(wire, call, here, sums, into, deadline)
             return get_result(call, reply, here, done, False, holes), sums
+        except DeadlineExceeded:
+            wire.cut = wire.broken and wire.late is None  # within the payload: a network session holds no lease
+            raise
         except SessionLost:
             self.retire()
             raise

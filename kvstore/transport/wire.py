@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -34,6 +35,7 @@ from kvstore.transport.wire_error import decode_error
 READ_AHEAD = 16 << 10  # one receive takes header and message of most replies, and little of a payload
 SOCKET_BUFFER = 4 << 20
 ERROR_BIT = int(Flag.ERROR)
+DRAINED = 4 << 20  # bytes of payload that nobody waits for: with more of them a new connection is cheaper
 _ONE_WAY_TIMEOUT = 0.25  # seconds; only a node that reads nothing at all makes such a frame wait
 _LATE_REPLY = 0.05  # seconds to wait for the error that explains why the node closed
 
@@ -56,15 +58,24 @@ class Address:
 
 
 class Wire:
-    """A connection that one caller at a time uses. ``broken`` once its stream may be out of step."""
+    """A connection that one caller at a time uses. ``broken`` once its stream may be out of step.
 
-    __slots__ = ("__weakref__", "_ahead", "_end", "_next_id", "_sock", "_start", "broken", "last_used", "limits")
+    Then ``late`` is the op whose reply is outstanding and not begun (:meth:`overdue` takes it), and ``cut`` says that
+    only the deadline broke it, at a place that leaves nothing behind at the node. ``moved``: when bytes last moved.
+    """
+
+    __slots__ = (
+        "__weakref__", "_ahead", "_end", "_next_id", "_sock", "_start", "broken", "cut", "last_used", "late", "limits",
+        "moved",
+    )  # fmt: skip
 
     def __init__(self, sock: socket.socket, limits: Limits = DEFAULT_LIMITS) -> None:
         self._sock = sock
         self.limits = limits
         self.broken = False
-        self.last_used = time.monotonic()
+        self.cut = False
+        self.late: Op | None = None
+        self.last_used = self.moved = time.monotonic()
         self._next_id = 0
         self._ahead = memoryview(bytearray(READ_AHEAD))
         self._start = self._end = 0
@@ -89,6 +100,9 @@ class Wire:
 
     def start(self, op: Op, message: Buffer, deadline: float, payload_len: int = 0, flags: int = 0) -> None:
         """Sends the head of a request; ``payload_len`` bytes follow by :meth:`send`."""
+        self.moved = time.monotonic()
+        if deadline <= self.moved:  # nothing was sent, so nothing is broken
+            raise DeadlineExceeded("the deadline passed")
         self._next_id = request_id = (self._next_id + 1) & 0xFFFFFFFF
         header = encode_header(op, len(message), payload_len, flags=flags, request_id=request_id)
         if len(message) <= JOIN_BELOW:
@@ -100,9 +114,13 @@ class Wire:
         """Sends payload bytes of the request begun by :meth:`start`."""
         try:
             send_buffers(self._sock, buffers, deadline)
+            self.moved = time.monotonic()
         except Unavailable as error:
             self.broken = True
             raise self._late_error(op) or error from None
+        except DeadlineExceeded:
+            self.broken = self.cut = True
+            raise
         except BaseException:
             self.broken = True
             raise
@@ -115,12 +133,14 @@ class Wire:
             return None
         except KVStoreError as error:
             return None if isinstance(error, Truncated) else error
+        finally:
+            self.late = None
         return None
 
     def reply(self, op: Op, deadline: float) -> tuple[Header, bytes]:
         """Header and message of the reply; its payload is read by :meth:`read_payload`."""
         try:
-            self._read_ahead(HEADER_BYTES, deadline)
+            self._await(op, deadline)
             if self._ahead[self._start + 6] & ERROR_BIT:  # of a request whose op could not even be read
                 self._ahead[self._start + 5] = op
             header = parse_header(self._ahead[self._start : self._end], self.limits)
@@ -130,10 +150,40 @@ class Wire:
         except BaseException:
             self.broken = True
             raise
-        self.last_used = time.monotonic()
+        self.last_used = self.moved = time.monotonic()
         if header.is_error:
             raise self._error(message)
         return header, message
+
+    def _await(self, op: Op, deadline: float) -> None:
+        try:
+            self._read_ahead(HEADER_BYTES, deadline)
+        except DeadlineExceeded:
+            self.late = op
+            raise
+
+    def overdue(self, deadline: float) -> tuple[Op, bytes] | None:
+        """The reply to a call that was late, if it has begun to come: the connection is in step again then. Of an error
+        the message is empty. Raises NotServed, ProtocolError: the connection is of no use."""
+        waiting = select.poll()
+        waiting.register(self._sock, select.POLLIN)
+        if self.late is None or not waiting.poll(0):
+            return None
+        try:
+            self._read_ahead(HEADER_BYTES, deadline)
+        except DeadlineExceeded:
+            return None
+        op, self.late = self.late, None
+        try:
+            header, message = self.reply(op, deadline)
+            self.broken = header.payload_len > DRAINED
+            if not self.broken:
+                self.read_payload(memoryview(bytearray(header.payload_len)), deadline)
+        except (DeadlineExceeded, Unavailable, ProtocolError):
+            raise
+        except KVStoreError:  # the node answered, with an error
+            self.broken, message = False, b""
+        return op, message
 
     def _message(self, length: int, deadline: float) -> bytes:
         end = self._start + length
@@ -189,6 +239,7 @@ class Wire:
         except BaseException:
             self.broken = True
             raise
+        self.moved = time.monotonic()
 
     # --- the rest ----------------------------------------------------------------------------------------
 
@@ -201,6 +252,9 @@ class Wire:
                 raise Unavailable("the node closed the connection")
             header, reply, descriptors = frame
             self._check_reply(header, op)
+        except DeadlineExceeded:  # descriptors that nobody takes are closed with the connection
+            self.broken = self.cut = True
+            raise
         except BaseException:
             self.broken = True
             raise

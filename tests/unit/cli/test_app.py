@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from kvstore.cli import NAMES, app, main
+from kvstore.cli.tokens import _from_hex, read_tokens
+from kvstore.core.errors import BadKey, InvalidArgument
 
 
 def test_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,3 +65,34 @@ def test_purge_leaves_foreign_files_alone_and_refuses_options_without_effect(
     assert main(["purge", "--blocks", *at]) == 2
     assert main(["purge", "--orphans", "--force", *at]) == 2
     assert "cannot be combined with --force" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_libraries_are_imported_is_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> None:
+            if name == "rich":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "rich", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    assert main(["stat"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("keys", ["zz", f"{'0' * 32},abcd"])
+def test_a_key_that_is_none_is_named(keys: str) -> None:
+    with pytest.raises(BadKey, match=r"--keys: key [01] is '(zz|abcd)', a key is 32 hex digits"):
+        _from_hex(keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [("1 2\n3, x4\n", "'x4' in line 2, token 3"), ('[1, "b"]', "item 1 of the list"), ("[1,\n2", "line 2 column")],
+)
+def test_a_bad_token_file_says_where(tmp_path: Path, text: str, where: str) -> None:
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(InvalidArgument, match=where):
+        read_tokens(tmp_path / "tokens")

@@ -57,6 +57,30 @@ def test_wrong_types_are_refused_with_clear_words(space: Namespace, call: Callab
         call(space)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda space: space.match([], request_id=2**80),
+        lambda space: space.get(bytes(16), bytearray(4096), request_id=2**64),
+        lambda space: space.put(bytes(16), bytes(4096), request_id=2**64),
+        lambda space: space.borrow(bytes(16), request_id=2**64),
+        lambda space: space.borrow(bytes(16), request_id=-1),
+        lambda space: space.put(bytes(16), bytes(4096), appended_tokens=2**32),
+    ],
+)
+def test_numbers_that_the_protocol_has_no_room_for_are_refused(
+    space: Namespace, call: Callable[[Namespace], object]
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"(request_id|appended_tokens) must be"):
+        call(space)
+
+
+@pytest.mark.parametrize("ttl", [0, -1, float("inf"), float("nan")])
+def test_a_pin_that_does_not_end_is_asked_for_by_none(space: Namespace, ttl: float) -> None:
+    with pytest.raises(InvalidArgument, match="or None for a pin that does not end"):
+        space.pin(bytes(16), ttl=ttl)
+
+
 def test_a_writer_takes_nothing_after_its_block_and_a_closed_client_nothing_at_all(space: Namespace) -> None:
     with space.writer(bytes(16)) as writer:
         pass

@@ -71,6 +71,11 @@ def test_what_is_no_contiguous_buffer_is_named(buffer: object) -> None:
         rows([buffer], 1, ONE, writable=False)
 
 
+def test_one_wrong_object_for_all_blocks_is_called_so() -> None:
+    with pytest.raises(InvalidArgument, match="buffer for all blocks is NoneType"):
+        rows(None, 2, ONE, writable=False)
+
+
 def test_a_wrong_size_names_index_got_and_want() -> None:
     with pytest.raises(WrongBlockSize, match="buffer 1 has 63 bytes, 64 are needed") as caught:
         rows([bytes(64), bytes(63)], 2, ONE, writable=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore import Client
 from kvstore.client.target import default_socket, parse_target
 from kvstore.core.errors import InvalidArgument
 from kvstore.transport.wire import Address
@@ -50,3 +51,17 @@ def test_auto_is_the_users_socket_and_then_the_data_port(monkeypatch: pytest.Mon
 def test_a_bad_target_is_shown_with_good_ones(text: str) -> None:
     with pytest.raises(InvalidArgument, match="use 'auto'"):
         parse_target(text)
+
+
+@pytest.mark.parametrize("target", [None, "auto"])
+def test_a_client_without_a_target_takes_the_one_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, target: str | None
+) -> None:
+    monkeypatch.setenv("KVSTORE_TARGET", "kv://elsewhere:7100")
+    assert list(Client(target).link.target.addresses) == [Address(host="elsewhere", port=7100)]
+    assert Client("unix:///x").link.target.text == "unix:///x"
+    monkeypatch.setenv("KVSTORE_TARGET", "nowhere")
+    with pytest.raises(InvalidArgument, match="KVSTORE_TARGET: target 'nowhere'"):
+        Client(target)
+    monkeypatch.delenv("KVSTORE_TARGET")
+    assert Client(target).link.target.text == "auto"

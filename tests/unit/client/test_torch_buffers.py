@@ -27,5 +27,9 @@ def test_torch_tensors_that_cannot_be_taken_say_why() -> None:
         rows([torch.zeros(8, 8, dtype=torch.uint8).t()], 1, ONE, writable=False)
     with pytest.raises(InvalidArgument, match=r"buffer 0.*meta"):
         rows([torch.zeros(64, dtype=torch.uint8, device="meta")], 1, ONE, writable=False)
+    with pytest.raises(InvalidArgument, match=r"buffer 0.*sparse.*to_dense"):
+        rows([torch.eye(8).to_sparse()], 1, ONE, writable=False)
+    with pytest.raises(InvalidArgument, match=r"buffer 0.*resolve_conj"):
+        rows([torch.zeros(8, dtype=torch.complex64).conj()], 1, ONE, writable=False)
     parameter = torch.nn.Parameter(torch.zeros(16))
     assert rows([parameter], 1, ONE, writable=True)[0].size == 64

@@ -25,6 +25,13 @@ from kvstore.transport.frame import Op
 # --- identity -----------------------------------------------------------------------------------------------
 
 
+def test_a_data_directory_that_is_a_file_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("mine")
+    for path, said in ((tmp_path / "data", "it is a file"), (tmp_path / "data" / "x", f"{tmp_path}/data is a file")):
+        with pytest.raises(ConfigError, match=said):
+            identity.claim(path)
+
+
 def test_the_node_id_stays_and_the_boot_lock_does_not(tmp_path: Path) -> None:
     assert identity.peek(tmp_path) is None
     first = identity.claim(tmp_path / "data")

@@ -142,6 +142,34 @@ def test_a_closed_or_silent_node_ends_the_call_with_a_typed_error(pair: tuple[Wi
     lost.close()
 
 
+def test_a_reply_that_came_too_late_is_taken_and_the_connection_is_in_step_again(
+    pair: tuple[Wire, socket.socket],
+) -> None:
+    wire, peer = pair
+    for nth, payload in ((1, b""), (3, bytes(100_000))):
+        with pytest.raises(DeadlineExceeded):
+            wire.request(Op.GET, b"", soon(0.02))
+        assert (wire.broken, wire.late) == (True, Op.GET)
+        assert wire.overdue(soon()) is None
+        thread = threading.Thread(target=answer, args=(peer, Op.GET, b"late", payload), kwargs={"request_id": nth})
+        thread.start()
+        found = None
+        while found is None:
+            found = wire.overdue(soon())
+        thread.join()
+        assert found == (Op.GET, b"late")
+        assert (wire.broken, wire.late) == (False, None)
+        answer(peer, Op.MATCH, b"in step", request_id=nth + 1)
+        assert wire.request(Op.MATCH, b"", soon()) == b"in step"
+
+
+def test_a_call_whose_deadline_has_passed_sends_nothing_and_breaks_nothing(pair: tuple[Wire, socket.socket]) -> None:
+    wire, _ = pair
+    with pytest.raises(DeadlineExceeded):
+        wire.request(Op.PING, b"", soon(-1.0))
+    assert not wire.broken
+
+
 def test_a_call_can_be_interrupted_from_another_thread(pair: tuple[Wire, socket.socket]) -> None:
     wire, _ = pair
     threading.Timer(0.05, wire.interrupt).start()
