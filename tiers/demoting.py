@@ -80,7 +80,12 @@ class Demoter:
     @property
     def _can_take(self) -> bool:
         """As far as is known, NVMe has room for a block or can make it."""
-        return self._can_write and time.monotonic() >= self._full_until
+        return self._can_write and not self.nvme_full
+
+    @property
+    def nvme_full(self) -> bool:
+        """A moment ago nothing could go from NVMe."""
+        return time.monotonic() < self._full_until
 
     def send_off(self, row: int) -> bool:
         """A victim leaves DRAM: at once (True), or when it has been written to NVMe (False)."""

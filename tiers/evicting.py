@@ -95,7 +95,7 @@ class Evictor:
                         placement.room.wait(min(_LOOK, left))
                     continue
             if not sent and not self._last_resort(demoter, kind):
-                return int(self._enough(kind, 1))
+                return 0 if demoter.nvme_full else int(self._enough(kind, 1))
 
     def _send_off(self, most: int, kind: SlotClass | None = None, count: int = 0) -> int:
         """Sends up to ``most`` victims off; fewer when nothing can go, or when enough of the class will be free."""
