@@ -215,6 +215,7 @@ class Demoter:
         index, residence, used = self._state.index, self._placement.residence, slice(0, self._state.index.rows_used)
         there = (index.state[used] == READY) & (self._placement.on_nvme[used] != 0) & (index.pins[used] != HARD_PIN)
         rows = np.flatnonzero(there & (residence.children[NVME][used] == 0))
+        rows = rows[~np.isin(rows, list(self._placement.anchors))]
         only = index.ready[rows] & ~self._placement.dram[rows] != 0
         return not bool(((index.children[rows] == 0) | ~only).any())
 

@@ -46,6 +46,7 @@ class Placement:
         self.leaving: Counter[SlotClass] = Counter()  # DRAM slots that moves under way will free
         self.room = threading.Condition(state.lock)  # notified when DRAM slots come free
         self.awaited = 0  # threads that wait for such
+        self.anchors: Counter[int] = Counter()  # rows that puts which wait for room hang on: they stay meanwhile
         self.copying = 0  # blocks held while they are written, which stay in DRAM: they may go afterwards
         self.unsettled: dict[int, list[Ticket]] = {}  # row -> writes of it that may not be durable yet
         self.fresh = column(state.index.max_blocks, np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -113,11 +114,15 @@ class Writer:
                     return plan.outcomes, self._insert(piece, plan, slots)
                 anchors = _anchors(plan)  # what the new blocks hang on must not make room for them
                 state.hold(anchors)
+                if state.placement:
+                    state.placement.anchors.update(anchors.tolist())
             try:
                 last = not sum(self._make_room(kind, count, deadline) for kind, count in missing)
             finally:
                 with state.lock:
                     state.unhold(anchors)
+                    if state.placement:
+                        state.placement.anchors -= Counter(anchors.tolist())
         raise AssertionError("unreachable: the last attempt takes what there is")
 
     def _plan(self, piece: _Piece) -> _Plan:
