@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,11 @@ from kvstore.v1 import data_pb2 as pb
 SPEC = NamespaceSpec("cell", 4, parts=(PartSpec("full", 4096), PartSpec("window", 4096, "window", "window")))
 HANDLE, LENGTH = 3, 20
 KEYS = np.arange(2 * LENGTH, dtype=np.uint64).reshape(-1, 2)
+
+
+def told(found: Acquired) -> dict[str, Any]:
+    """An answer without its arrays, which are empty here and do not compare."""
+    return {name: value for name, value in asdict(found).items() if not isinstance(value, np.ndarray)}
 
 
 class Other:
@@ -118,7 +123,7 @@ def test_what_does_not_come_leaves_the_answer_as_it_was() -> None:
     other = Other(here=5, cell=12)
     other.brings = 5
     for call in (lambda: other.get(), lambda: other.get(first=5), lambda: other.get(whole=True)):
-        assert call() == replace(other.found(), lease=call().lease)
+        assert told(call()) == told(replace(other.found(), lease=call().lease))
     assert not [call for call in other.calls if call[0] in ("release", "acquire")]
 
 
@@ -145,14 +150,14 @@ def test_the_wait_ends_with_the_readers_deadline_or_the_nodes_bound() -> None:
 def test_trouble_with_other_nodes_is_none_for_readers(error: Exception) -> None:
     other = Other(here=5, cell=12)
     other.fails = error
-    assert other.get() == other.found()
+    assert told(other.get()) == told(other.found())
     other.fails = None
 
     def fail(*asked: Any) -> int:
         raise error
 
     other.start = other.fetch = fail  # type: ignore[method-assign]
-    assert other.get() == other.found()
+    assert told(other.get()) == told(other.found())
     assert other.get(first=5) == other.found(5)
 
 
