@@ -306,7 +306,7 @@ def test_purge_removes_the_memory_of_a_stopped_node(tmp_path: Path) -> None:
     [
         (["match"], 2, ["--keys", "--tokens-file"]),
         (["match", "--keys", "xyz"], 2, ["--keys"]),
-        (["match", "--keys", "aabb"], 2, ["16 bytes"]),
+        (["match", "--keys", "aabb"], 2, ["aabb", "32 hex digits"]),
         (["match", "--keys", "00" * 16, "--namespace", "other"], 2, ["other", "grpc"]),
         (["match", "--tokens-file", "/nonexistent"], 2, ["/nonexistent"]),
         (["evict", "--keys", "00" * 16, "--target", "bad"], 2, ["target"]),
