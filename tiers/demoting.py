@@ -55,8 +55,11 @@ class Demoter:
         used = slice(0, index.rows_used)
         good = (index.state[used] == READY) & (index.leases[used] == 0) & (index.pins[used] != HARD_PIN)
         rows = np.flatnonzero(good & (placement.dram[used] != 0) & np.isin(index.namespace[used], spaces))
-        order = np.lexsort((index.block[rows], placement.fresh[rows] != 0))
-        return [int(row) for row in rows[order[:most]]]
+        order = index.block[rows].astype(np.int64) + ((placement.fresh[rows] != 0).astype(np.int64) << 32)
+        if len(rows) > most:  # the whole index under the lock: found in one pass, only what is taken is sorted
+            first = np.argpartition(order, most)[:most]
+            rows, order = rows[first], order[first]
+        return [int(row) for row in rows[np.argsort(order, kind="stable")]]
 
     def evictable_with_branch(self) -> Callable[[int], bool]:
         """The last resort: a block that cannot be written goes with those on NVMe that hang on it. Not when NVMe is
