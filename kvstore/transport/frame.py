@@ -60,6 +60,7 @@ class Op(IntEnum):
     UNPIN = 16
     ROTATE = 17
     PREFETCH = 18
+    ROUTE = 19
 
 
 class Flag(IntFlag):

@@ -77,20 +77,30 @@ class DropNamespaceReply(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ...) -> None: ...
 
 class RotateNamespaceRequest(_message.Message):
-    __slots__ = ("root",)
+    __slots__ = ("root", "generation", "rotation", "peer")
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     root: bytes
-    def __init__(self, root: _Optional[bytes] = ...) -> None: ...
+    generation: int
+    rotation: int
+    peer: bool
+    def __init__(self, root: _Optional[bytes] = ..., generation: _Optional[int] = ..., rotation: _Optional[int] = ..., peer: bool = ...) -> None: ...
 
 class RotateNamespaceReply(_message.Message):
-    __slots__ = ("blocks", "leased", "generation")
+    __slots__ = ("blocks", "leased", "generation", "rotation", "unreached")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     leased: int
     generation: int
-    def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    rotation: int
+    unreached: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ..., generation: _Optional[int] = ..., rotation: _Optional[int] = ..., unreached: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ControlMatchRequest(_message.Message):
     __slots__ = ("root", "keys", "parts", "request_id")
@@ -105,12 +115,14 @@ class ControlMatchRequest(_message.Message):
     def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class ControlMatchReply(_message.Message):
-    __slots__ = ("blocks", "miss")
+    __slots__ = ("blocks", "miss", "remote_blocks")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MISS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     miss: _types_pb2.MissReason
-    def __init__(self, blocks: _Optional[int] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ...) -> None: ...
+    remote_blocks: int
+    def __init__(self, blocks: _Optional[int] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ..., remote_blocks: _Optional[int] = ...) -> None: ...
 
 class ControlPutRequest(_message.Message):
     __slots__ = ("root", "chain", "parts", "request_id", "importance", "ack", "data")
@@ -301,38 +313,58 @@ class PrefetchReply(_message.Message):
     def __init__(self, started: _Optional[int] = ..., present: _Optional[int] = ..., absent: _Optional[int] = ...) -> None: ...
 
 class ReplicateRequest(_message.Message):
-    __slots__ = ("root", "keys", "to", "copies")
+    __slots__ = ("root", "keys", "to", "copies", "deadline_ms")
     ROOT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     root: bytes
     keys: bytes
     to: _containers.RepeatedScalarFieldContainer[str]
     copies: int
-    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., to: _Optional[_Iterable[str]] = ..., copies: _Optional[int] = ...) -> None: ...
+    deadline_ms: int
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., to: _Optional[_Iterable[str]] = ..., copies: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class ReplicateReply(_message.Message):
-    __slots__ = ("started",)
+    __slots__ = ("started", "results")
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     started: int
-    def __init__(self, started: _Optional[int] = ...) -> None: ...
+    results: _containers.RepeatedCompositeFieldContainer[CopyResult]
+    def __init__(self, started: _Optional[int] = ..., results: _Optional[_Iterable[_Union[CopyResult, _Mapping]]] = ...) -> None: ...
 
 class MigrateRequest(_message.Message):
-    __slots__ = ("root", "keys", "to")
+    __slots__ = ("root", "keys", "to", "deadline_ms")
     ROOT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     root: bytes
     keys: bytes
     to: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., to: _Optional[_Iterable[str]] = ...) -> None: ...
+    deadline_ms: int
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., to: _Optional[_Iterable[str]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class MigrateReply(_message.Message):
-    __slots__ = ("moved",)
+    __slots__ = ("moved", "dropped", "results")
     MOVED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     moved: int
-    def __init__(self, moved: _Optional[int] = ...) -> None: ...
+    dropped: int
+    results: _containers.RepeatedCompositeFieldContainer[CopyResult]
+    def __init__(self, moved: _Optional[int] = ..., dropped: _Optional[int] = ..., results: _Optional[_Iterable[_Union[CopyResult, _Mapping]]] = ...) -> None: ...
+
+class CopyResult(_message.Message):
+    __slots__ = ("node", "blocks", "trouble")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    blocks: int
+    trouble: str
+    def __init__(self, node: _Optional[str] = ..., blocks: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class PinRequest(_message.Message):
     __slots__ = ("root", "keys", "hard", "ttl_seconds")
@@ -367,22 +399,92 @@ class UnpinReply(_message.Message):
     def __init__(self, unpinned: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("deadline_seconds",)
+    __slots__ = ("deadline_seconds", "cancel")
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     deadline_seconds: float
-    def __init__(self, deadline_seconds: _Optional[float] = ...) -> None: ...
+    cancel: bool
+    def __init__(self, deadline_seconds: _Optional[float] = ..., cancel: bool = ...) -> None: ...
 
 class DrainProgress(_message.Message):
-    __slots__ = ("blocks_done", "blocks_total", "bytes_done", "finished")
+    __slots__ = ("blocks_done", "blocks_total", "bytes_done", "finished", "blocks_left", "trouble")
     BLOCKS_DONE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     blocks_done: int
     blocks_total: int
     bytes_done: int
     finished: bool
-    def __init__(self, blocks_done: _Optional[int] = ..., blocks_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., finished: bool = ...) -> None: ...
+    blocks_left: int
+    trouble: str
+    def __init__(self, blocks_done: _Optional[int] = ..., blocks_total: _Optional[int] = ..., bytes_done: _Optional[int] = ..., finished: bool = ..., blocks_left: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class WarmRequest(_message.Message):
+    __slots__ = ("deadline_seconds", "max_bytes")
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    deadline_seconds: float
+    max_bytes: int
+    def __init__(self, deadline_seconds: _Optional[float] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class WarmProgress(_message.Message):
+    __slots__ = ("blocks_done", "bytes_done", "finished", "trouble")
+    BLOCKS_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    blocks_done: int
+    bytes_done: int
+    finished: bool
+    trouble: str
+    def __init__(self, blocks_done: _Optional[int] = ..., bytes_done: _Optional[int] = ..., finished: bool = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class HottestRequest(_message.Message):
+    __slots__ = ("max_bytes", "max_chains")
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHAINS_FIELD_NUMBER: _ClassVar[int]
+    max_bytes: int
+    max_chains: int
+    def __init__(self, max_bytes: _Optional[int] = ..., max_chains: _Optional[int] = ...) -> None: ...
+
+class HotChain(_message.Message):
+    __slots__ = ("root", "canonical", "keys", "idle_seconds")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    root: bytes
+    canonical: bytes
+    keys: bytes
+    idle_seconds: float
+    def __init__(self, root: _Optional[bytes] = ..., canonical: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+
+class CopyRequest(_message.Message):
+    __slots__ = ("canonical", "root", "keys", "source", "owed", "deadline_ms")
+    CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OWED_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    canonical: bytes
+    root: bytes
+    keys: bytes
+    source: ClusterMember
+    owed: bool
+    deadline_ms: int
+    def __init__(self, canonical: _Optional[bytes] = ..., root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., source: _Optional[_Union[ClusterMember, _Mapping]] = ..., owed: bool = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class CopyReply(_message.Message):
+    __slots__ = ("blocks", "bytes")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    bytes: int
+    def __init__(self, blocks: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ClusterStatusRequest(_message.Message):
     __slots__ = ()

@@ -110,6 +110,21 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_control__pb2.DrainProgress.FromString,
                 _registered_method=True)
+        self.Warm = channel.unary_stream(
+                '/kvstore.v1.Control/Warm',
+                request_serializer=kvstore_dot_v1_dot_control__pb2.WarmRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_control__pb2.WarmProgress.FromString,
+                _registered_method=True)
+        self.Hottest = channel.unary_stream(
+                '/kvstore.v1.Control/Hottest',
+                request_serializer=kvstore_dot_v1_dot_control__pb2.HottestRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_control__pb2.HotChain.FromString,
+                _registered_method=True)
+        self.Copy = channel.unary_unary(
+                '/kvstore.v1.Control/Copy',
+                request_serializer=kvstore_dot_v1_dot_control__pb2.CopyRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_control__pb2.CopyReply.FromString,
+                _registered_method=True)
         self.WatchEvents = channel.unary_stream(
                 '/kvstore.v1.Control/WatchEvents',
                 request_serializer=kvstore_dot_v1_dot_events__pb2.WatchEventsRequest.SerializeToString,
@@ -215,6 +230,24 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Warm(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Hottest(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Copy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchEvents(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -304,6 +337,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvstore_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_control__pb2.DrainProgress.SerializeToString,
+            ),
+            'Warm': grpc.unary_stream_rpc_method_handler(
+                    servicer.Warm,
+                    request_deserializer=kvstore_dot_v1_dot_control__pb2.WarmRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_control__pb2.WarmProgress.SerializeToString,
+            ),
+            'Hottest': grpc.unary_stream_rpc_method_handler(
+                    servicer.Hottest,
+                    request_deserializer=kvstore_dot_v1_dot_control__pb2.HottestRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_control__pb2.HotChain.SerializeToString,
+            ),
+            'Copy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Copy,
+                    request_deserializer=kvstore_dot_v1_dot_control__pb2.CopyRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_control__pb2.CopyReply.SerializeToString,
             ),
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
@@ -721,6 +769,87 @@ class Control(object):
             '/kvstore.v1.Control/Drain',
             kvstore_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
             kvstore_dot_v1_dot_control__pb2.DrainProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Warm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Control/Warm',
+            kvstore_dot_v1_dot_control__pb2.WarmRequest.SerializeToString,
+            kvstore_dot_v1_dot_control__pb2.WarmProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hottest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Control/Hottest',
+            kvstore_dot_v1_dot_control__pb2.HottestRequest.SerializeToString,
+            kvstore_dot_v1_dot_control__pb2.HotChain.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Copy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/Copy',
+            kvstore_dot_v1_dot_control__pb2.CopyRequest.SerializeToString,
+            kvstore_dot_v1_dot_control__pb2.CopyReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -415,3 +415,43 @@ class ByeRequest(_message.Message):
 class ByeReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RouteRequest(_message.Message):
+    __slots__ = ("namespace", "keys", "place", "block_bytes")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace: int
+    keys: bytes
+    place: bool
+    block_bytes: int
+    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ..., place: bool = ..., block_bytes: _Optional[int] = ...) -> None: ...
+
+class RouteNode(_message.Message):
+    __slots__ = ("node_id", "data_address", "blocks")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    node_id: bytes
+    data_address: str
+    blocks: int
+    def __init__(self, node_id: _Optional[bytes] = ..., data_address: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class RouteRun(_message.Message):
+    __slots__ = ("node", "first", "end")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    first: int
+    end: int
+    def __init__(self, node: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class RouteReply(_message.Message):
+    __slots__ = ("nodes", "runs")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[RouteNode]
+    runs: _containers.RepeatedCompositeFieldContainer[RouteRun]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[RouteNode, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RouteRun, _Mapping]]] = ...) -> None: ...

@@ -55,12 +55,16 @@ class SnapshotDone(_message.Message):
     def __init__(self, entries: _Optional[int] = ...) -> None: ...
 
 class NamespaceKnown(_message.Message):
-    __slots__ = ("root", "canonical")
+    __slots__ = ("root", "canonical", "generation", "rotation")
     ROOT_FIELD_NUMBER: _ClassVar[int]
     CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_FIELD_NUMBER: _ClassVar[int]
     root: bytes
     canonical: bytes
-    def __init__(self, root: _Optional[bytes] = ..., canonical: _Optional[bytes] = ...) -> None: ...
+    generation: int
+    rotation: int
+    def __init__(self, root: _Optional[bytes] = ..., canonical: _Optional[bytes] = ..., generation: _Optional[int] = ..., rotation: _Optional[int] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("boot_id", "after_sequence", "roots")
@@ -91,11 +95,13 @@ class EventBatch(_message.Message):
     def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., leaving: bool = ..., member: _Optional[bytes] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("capacity_bytes", "free_bytes", "draining")
+    __slots__ = ("capacity_bytes", "free_bytes", "draining", "eviction_age")
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_AGE_FIELD_NUMBER: _ClassVar[int]
     capacity_bytes: int
     free_bytes: int
     draining: bool
-    def __init__(self, capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    eviction_age: float
+    def __init__(self, capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., draining: bool = ..., eviction_age: _Optional[float] = ...) -> None: ...

@@ -59,6 +59,7 @@ class PutOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUT_OUTCOME_BUSY: _ClassVar[PutOutcome]
     PUT_OUTCOME_CHECKSUM: _ClassVar[PutOutcome]
     PUT_OUTCOME_NOT_DURABLE: _ClassVar[PutOutcome]
+    PUT_OUTCOME_NOT_REPLICATED: _ClassVar[PutOutcome]
 
 class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -111,6 +112,7 @@ PUT_OUTCOME_PARENT_MISSING: PutOutcome
 PUT_OUTCOME_BUSY: PutOutcome
 PUT_OUTCOME_CHECKSUM: PutOutcome
 PUT_OUTCOME_NOT_DURABLE: PutOutcome
+PUT_OUTCOME_NOT_REPLICATED: PutOutcome
 MISS_REASON_UNSPECIFIED: MissReason
 MISS_REASON_ABSENT: MissReason
 MISS_REASON_PENDING: MissReason
