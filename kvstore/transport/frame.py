@@ -28,8 +28,9 @@ from kvstore.core.errors import (
 )
 
 MAGIC = 0x3153564B  # b"KVS1" read as little-endian
-VERSION = 1
+VERSION = 2  # of the protocol, as HELLO agrees on it: 2 has ROUTE
 MIN_VERSION = 1
+FRAME_VERSION = 1  # of the header itself
 HEADER = struct.Struct("<IBBHIIQQ")
 HEADER_BYTES = HEADER.size
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
@@ -97,7 +98,7 @@ class Header(NamedTuple):
     message_len: int
     request_id: int
     payload_len: int
-    version: int = VERSION
+    version: int = FRAME_VERSION
 
     @property
     def is_error(self) -> bool:
@@ -114,7 +115,7 @@ class Header(NamedTuple):
 
 def encode_header(op: int, message_len: int, payload_len: int = 0, *, flags: int = 0, request_id: int = 0) -> bytes:
     """The 32 bytes in front of a message."""
-    return HEADER.pack(MAGIC, VERSION, op, flags, message_len, request_id & 0xFFFFFFFF, payload_len, 0)
+    return HEADER.pack(MAGIC, FRAME_VERSION, op, flags, message_len, request_id & 0xFFFFFFFF, payload_len, 0)
 
 
 def parse_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
@@ -135,12 +136,12 @@ def parse_header(data: Buffer, limits: Limits = DEFAULT_LIMITS) -> Header:
             f"not a kvstore frame: it starts with {bytes(data[:4]).hex()}, not {MAGIC.to_bytes(4, 'little').hex()}; "
             "is this the data port of a kvstore node?"
         )
-    if not MIN_VERSION <= version <= VERSION:
+    if version != FRAME_VERSION:
         raise VersionMismatch(
-            f"the peer sent a frame of version {version}, this side speaks {MIN_VERSION} to {VERSION}; "
+            f"the peer sent a frame of version {version}, this side speaks {FRAME_VERSION}; "
             "run versions of kvstore that are at most one protocol version apart",
             got=version,
-            want=f"{MIN_VERSION}..{VERSION}",
+            want=FRAME_VERSION,
             request_id=request_id,
         )
     if flags & ~_KNOWN_FLAGS:

@@ -149,7 +149,7 @@ class MatchReply(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierPrefix, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[PartPrefix, _Mapping]]] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ..., remote_blocks: _Optional[int] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "first_block", "parts", "request_id", "range_offset", "range_length", "max_blocks", "release", "deadline_ms", "whole")
+    __slots__ = ("namespace", "keys", "first_block", "parts", "request_id", "range_offset", "range_length", "max_blocks", "release", "deadline_ms", "whole", "here", "generation", "rotation")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,9 @@ class GetRequest(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_FIELD_NUMBER: _ClassVar[int]
     namespace: int
     keys: bytes
     first_block: int
@@ -172,10 +175,13 @@ class GetRequest(_message.Message):
     release: _containers.RepeatedScalarFieldContainer[int]
     deadline_ms: int
     whole: bool
-    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., range_offset: _Optional[int] = ..., range_length: _Optional[int] = ..., max_blocks: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., deadline_ms: _Optional[int] = ..., whole: bool = ...) -> None: ...
+    here: bool
+    generation: int
+    rotation: int
+    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., range_offset: _Optional[int] = ..., range_length: _Optional[int] = ..., max_blocks: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., deadline_ms: _Optional[int] = ..., whole: bool = ..., here: bool = ..., generation: _Optional[int] = ..., rotation: _Optional[int] = ...) -> None: ...
 
 class GetReply(_message.Message):
-    __slots__ = ("blocks", "lease", "offsets", "generations", "checksums", "miss", "prefix_blocks")
+    __slots__ = ("blocks", "lease", "offsets", "generations", "checksums", "miss", "prefix_blocks", "nodes", "generation", "rotation")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +189,9 @@ class GetReply(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     MISS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     lease: int
     offsets: _containers.RepeatedScalarFieldContainer[int]
@@ -190,7 +199,10 @@ class GetReply(_message.Message):
     checksums: bytes
     miss: _types_pb2.MissReason
     prefix_blocks: int
-    def __init__(self, blocks: _Optional[int] = ..., lease: _Optional[int] = ..., offsets: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., checksums: _Optional[bytes] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ..., prefix_blocks: _Optional[int] = ...) -> None: ...
+    nodes: _containers.RepeatedCompositeFieldContainer[RouteNode]
+    generation: int
+    rotation: int
+    def __init__(self, blocks: _Optional[int] = ..., lease: _Optional[int] = ..., offsets: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., checksums: _Optional[bytes] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ..., prefix_blocks: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[RouteNode, _Mapping]]] = ..., generation: _Optional[int] = ..., rotation: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("leases",)
@@ -205,7 +217,7 @@ class ReleaseReply(_message.Message):
     def __init__(self, unbroken: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("namespace", "chain", "parts", "request_id", "importance", "ack", "appended_tokens", "deadline_ms")
+    __slots__ = ("namespace", "chain", "parts", "request_id", "importance", "ack", "appended_tokens", "deadline_ms", "before")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +226,7 @@ class ReserveRequest(_message.Message):
     ACK_FIELD_NUMBER: _ClassVar[int]
     APPENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     namespace: int
     chain: _types_pb2.ChainSlice
     parts: _containers.RepeatedScalarFieldContainer[int]
@@ -222,7 +235,8 @@ class ReserveRequest(_message.Message):
     ack: _types_pb2.AckLevel
     appended_tokens: int
     deadline_ms: int
-    def __init__(self, namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.ChainSlice, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., importance: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., appended_tokens: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    before: bytes
+    def __init__(self, namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.ChainSlice, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., importance: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., appended_tokens: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., before: _Optional[bytes] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("reservation", "outcomes", "offsets", "generations")
@@ -281,7 +295,7 @@ class AbortReply(_message.Message):
     def __init__(self) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("namespace", "chain", "parts", "request_id", "importance", "ack", "appended_tokens", "deadline_ms")
+    __slots__ = ("namespace", "chain", "parts", "request_id", "importance", "ack", "appended_tokens", "deadline_ms", "before")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +304,7 @@ class PutRequest(_message.Message):
     ACK_FIELD_NUMBER: _ClassVar[int]
     APPENDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     namespace: int
     chain: _types_pb2.ChainSlice
     parts: _containers.RepeatedScalarFieldContainer[int]
@@ -298,7 +313,8 @@ class PutRequest(_message.Message):
     ack: _types_pb2.AckLevel
     appended_tokens: int
     deadline_ms: int
-    def __init__(self, namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.ChainSlice, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., importance: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., appended_tokens: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    before: bytes
+    def __init__(self, namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.ChainSlice, _Mapping]] = ..., parts: _Optional[_Iterable[int]] = ..., request_id: _Optional[int] = ..., importance: _Optional[bytes] = ..., ack: _Optional[_Union[_types_pb2.AckLevel, str]] = ..., appended_tokens: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., before: _Optional[bytes] = ...) -> None: ...
 
 class PutReply(_message.Message):
     __slots__ = ("stored", "outcomes")
@@ -417,16 +433,20 @@ class ByeReply(_message.Message):
     def __init__(self) -> None: ...
 
 class RouteRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "place", "block_bytes")
+    __slots__ = ("namespace", "keys", "place", "block_bytes", "host", "parts")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     namespace: int
     keys: bytes
     place: bool
     block_bytes: int
-    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ..., place: bool = ..., block_bytes: _Optional[int] = ...) -> None: ...
+    host: str
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, namespace: _Optional[int] = ..., keys: _Optional[bytes] = ..., place: bool = ..., block_bytes: _Optional[int] = ..., host: _Optional[str] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RouteNode(_message.Message):
     __slots__ = ("node_id", "data_address", "blocks")
@@ -449,9 +469,13 @@ class RouteRun(_message.Message):
     def __init__(self, node: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class RouteReply(_message.Message):
-    __slots__ = ("nodes", "runs")
+    __slots__ = ("nodes", "runs", "generation", "rotation")
     NODES_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[RouteNode]
     runs: _containers.RepeatedCompositeFieldContainer[RouteRun]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[RouteNode, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RouteRun, _Mapping]]] = ...) -> None: ...
+    generation: int
+    rotation: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[RouteNode, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RouteRun, _Mapping]]] = ..., generation: _Optional[int] = ..., rotation: _Optional[int] = ...) -> None: ...

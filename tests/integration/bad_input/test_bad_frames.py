@@ -121,7 +121,7 @@ def test_a_first_frame_that_is_not_hello(address: str, witness: Raw) -> None:
         assert type(refused(raw, header())) is errors.ProtocolError
 
 
-@pytest.mark.parametrize(("lowest", "highest"), [(2, 9), (0, 0)])
+@pytest.mark.parametrize(("lowest", "highest"), [(3, 9), (0, 0)])
 def test_a_client_without_a_version_in_common(address: str, witness: Raw, lowest: int, highest: int) -> None:
     with Raw(address, hello=False) as raw:
         request = pb.HelloRequest(version=highest, min_version=lowest).SerializeToString()
@@ -131,9 +131,9 @@ def test_a_client_without_a_version_in_common(address: str, witness: Raw, lowest
 
 
 def test_a_newer_client_that_still_speaks_our_version(address: str, witness: Raw) -> None:
-    with Raw(address, version=2, min_version=1) as raw:
+    with Raw(address, version=3, min_version=2) as raw:
         assert raw.greeting is not None
-        assert raw.greeting.version == 1
+        assert raw.greeting.version == 2
 
 
 def test_joining_a_session_that_does_not_exist(address: str, witness: Raw) -> None:

@@ -75,7 +75,7 @@ def test_foreign_bytes_are_no_frame() -> None:
 def test_other_version_names_both_and_the_request(version: int) -> None:
     data = bytearray(encode_header(Op.PING, 0, request_id=5))
     data[4] = version
-    with pytest.raises(VersionMismatch, match=f"version {version}.*1 to 1") as caught:
+    with pytest.raises(VersionMismatch, match=f"version {version}.*speaks 1;") as caught:
         parse_header(data)
     assert caught.value.details["request_id"] == "5"
 
