@@ -131,6 +131,11 @@ class Cell:
             )
 
     @property
+    def visible(self) -> bool:
+        """Whether others find this node now, as far as it has anything to do with that."""
+        return self._started and self._discovery.visible
+
+    @property
     def problem(self) -> str:
         """What keeps discovery from working, for people; else empty."""
         refused = f"{self._membership.refused} nodes too many for one cell" if self._membership.refused else ""

@@ -45,7 +45,7 @@ class ControlServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        self._say(names[:1], serving=False)
+        self.say_ready(False)
         self.address = Address(address.host, self._bind(address))
 
     def _bind(self, address: Address) -> int:
@@ -63,11 +63,14 @@ class ControlServer:
 
     def start(self) -> None:
         self._server.start()
-        self._say((SERVICE.full_name, ""), serving=True)
+
+    def say_ready(self, ready: bool) -> None:
+        """What grpc.health.v1 answers."""
+        self._say((SERVICE.full_name, ""), serving=ready)
 
     def stop(self, grace: float) -> None:
         """Refuses new calls; those in progress get ``grace`` seconds."""
-        self._say((SERVICE.full_name, ""), serving=False)
+        self.say_ready(False)
         self._server.stop(grace).wait(grace + 1.0)
 
     def _say(self, names: Iterable[str], *, serving: bool) -> None:

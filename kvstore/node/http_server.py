@@ -1,4 +1,4 @@
-"""HTTP for people and machines that watch a node: /metrics, /health, /health/live, /health/ready and an index."""
+"""HTTP for people and machines that watch a node: /metrics, /health, /livez, /startupz, /readyz and an index."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from kvstore.node.config import NodeConfig
 from kvstore.node.data_server import DataServer
 from kvstore.node.events import Events
 from kvstore.node.handlers import Greeting, Handlers
-from kvstore.node.health import health_page
-from kvstore.node.http_server import HttpServer, Page, json_page, text
+from kvstore.node.health import Readiness, health_page, probe_routes
+from kvstore.node.http_server import HttpServer, Page, json_page
 from kvstore.node.listen import port_error
 from kvstore.node.metrics import Collector, NodeMetrics, render
 from kvstore.node.report import Facts, node_metrics, stat_reply, store_metrics
@@ -66,7 +66,7 @@ class Node:
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
-        self.ready = False
+        self.readiness = Readiness(self._visible, self._drains)
         self._started = time.monotonic()
         self._metrics = NodeMetrics()
         self._control: ControlServer | None = None
@@ -185,9 +185,8 @@ class Node:
         routes = {
             "/": self._index_page,
             "/metrics": lambda: _metrics_page(collector),
-            "/health": lambda: health_page(self.ready, self.store.stat()),
-            "/health/live": lambda: text(200, "live\n"),
-            "/health/ready": lambda: text(200, "ready\n") if self.ready else text(503, "not ready\n"),
+            "/health": lambda: health_page(self.readiness.state, self.store.stat()),
+            **probe_routes(self.readiness),
         }
         try:
             return HttpServer(address, routes, self.config.http_connections)
@@ -237,13 +236,16 @@ class Node:
     def _drains(self) -> bool:
         return self._cell is not None and self._cell.member.draining
 
+    def _visible(self) -> bool:
+        return self._cell is None or self._cell.visible
+
     def _who(self) -> bytes:
         return self._cell.member.to_json() if self._cell is not None else b""
 
     def _gauges(self) -> Iterator[Metric]:
         yield from store_metrics(self.store.stat())
         connections = self._data.connections if self._data else 0
-        yield from node_metrics(self.facts, connections, self._events.watchers, self.ready)
+        yield from node_metrics(self.facts, connections, self._events.watchers, self.readiness.ready)
         if self._cell is not None:
             from kvstore.server.cell import cell_metrics
 
@@ -258,11 +260,11 @@ class Node:
                 "server": SERVER,
                 "node_id": facts.node_id.hex(),
                 "boot_id": facts.boot_id.hex(),
-                "ready": self.ready,
+                "ready": self.readiness.ready,
                 "data_address": facts.data_address,
                 "socket": facts.socket,
                 "control_address": facts.control_address,
-                "pages": ["/metrics", "/health", "/health/live", "/health/ready"],
+                "pages": ["/metrics", "/health", *probe_routes(self.readiness)],
             }
         )
 
@@ -278,7 +280,7 @@ class Node:
         self._data.start()
         if self._cell:
             self._cell.start()
-        self.ready = True
+        self.readiness.started(self._control.say_ready if self._control else None)
         facts = self.facts
         if facts.insecure:
             _log.warning("allow_insecure_network is set: whoever reaches these addresses may read and write all blocks")
@@ -295,7 +297,7 @@ class Node:
 
     def stop(self) -> None:
         """Stops serving; requests in progress may finish within the grace. The memory file stays."""
-        self.ready = False
+        self.readiness.stopping()
         self._events.close()
         if self._cell:
             self._cell.stop()

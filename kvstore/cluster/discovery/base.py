@@ -35,6 +35,11 @@ class Discovery(ABC):
         """For people, while what is known cannot be kept up to date; else empty."""
         return ""
 
+    @property
+    def visible(self) -> bool:
+        """Whether others find this node now, as far as it has anything to do with that."""
+        return True
+
     @abstractmethod
     def start(self, announce: Member, on_change: OnChange) -> None:
         """Announces this node, and tells all seeds but itself whenever they change.

@@ -48,6 +48,11 @@ class EtcdDiscovery(Discovery):
         """Whether others can see this node in etcd, as far as can be known."""
         return self._announcement.alive()
 
+    @property
+    def visible(self) -> bool:
+        """Its own key has come back to it, as to all others."""
+        return self._seen_own and self.announced
+
     def start(self, announce: Member, on_change: OnChange) -> None:
         self._own = announce
         self._own_key = self._prefix + announce.node_id.hex().encode()

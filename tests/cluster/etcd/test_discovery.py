@@ -80,7 +80,7 @@ def test_nodes_see_each_other_come_change_and_leave(one: Etcd, start: Start) -> 
     second.discovery.stop()
     assert one.gateway.get(key("a", member(2))) is None  # at once, not when its lease is over
     wait_for(lambda: first.sees(), "the first is alone again")
-    assert (first.discovery.problem, first.discovery.announced) == ("", True)
+    assert (first.discovery.problem, first.discovery.announced, first.discovery.visible) == ("", True, True)
 
 
 def test_cells_with_other_names_are_apart(one: Etcd, start: Start) -> None:
@@ -161,6 +161,7 @@ def test_a_node_starts_and_stops_without_etcd(start: Start) -> None:
     node = Node(("127.0.0.1:1", "127.0.0.1:2"), "h", member(1))
     assert time.monotonic() - began < 1.0
     wait_for(lambda: "127.0.0.1" in node.discovery.problem, "the problem has a name")
+    assert not node.discovery.visible  # others cannot know of it
     began = time.monotonic()
     node.discovery.stop()
     assert time.monotonic() - began < 2.0

@@ -45,7 +45,7 @@ def test_an_unreadable_index_leaves_a_node_with_dram_only_that_says_so(monkeypat
             assert "index" in stat.nvme.reason
             assert "fsck" in stat.nvme.advice
             assert [tier.name for tier in stat.tiers] == ["dram", "nvme"]
-            page = health_page(True, stat)
+            page = health_page("ready", stat)
             assert page.status == 200
             assert b'"failed"' in page.body
             again = Filled(store)
