@@ -14,6 +14,7 @@ from kvstore.core.namespace import NamespaceSpec
 from kvstore.tiers.absent import AbsentNvme
 from kvstore.tiers.acknowledging import Puts
 from kvstore.tiers.background import Background
+from kvstore.tiers.chains import Chains
 from kvstore.tiers.committing import Committer
 from kvstore.tiers.crowding import Crowding
 from kvstore.tiers.dram import DramTier
@@ -168,6 +169,11 @@ class BlockStore:
     def boot_id(self) -> bytes:
         """16 bytes, new at each start."""
         return self._state.boot_id
+
+    @property
+    def chains(self) -> Chains:
+        """Whole chains of what is here, for those who copy them elsewhere."""
+        return Chains(self._use())
 
     def shared_memory(self) -> SharedMemory:
         """What a client needs to know before it maps the memory file."""

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvstore.client.target import parse_target
-from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable, from_wire
+from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.transport.frame import MIN_VERSION, VERSION, Op
+from kvstore.transport.rpc_error import typed
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import control_pb2 as pb
-from kvstore.v1 import data_pb2, types_pb2
+from kvstore.v1 import data_pb2
 
 if TYPE_CHECKING:
     import grpc
@@ -37,7 +38,7 @@ def control(target: str, timeout: float) -> Iterator[ControlStub]:
         try:
             yield ControlStub(_Deadlines(channel, timeout))  # type: ignore[no-untyped-call]
         except grpc.RpcError as error:
-            raise _typed(error, address) from None
+            raise typed(error, address) from None
 
 
 def control_address(target: str, timeout: float) -> str:
@@ -88,14 +89,6 @@ class _Deadlines:
             return lambda request: call(request, timeout=self._timeout)
 
         return make
-
-
-def _typed(error: grpc.RpcError, address: str) -> KVStoreError:
-    for name, value in error.trailing_metadata() or ():
-        if name == "kvstore-error-bin":
-            found = types_pb2.Error.FromString(value)
-            return from_wire(found.code, found.message, found.details)
-    return Unavailable(f"the control plane at {address} does not answer: {error.details()}")
 
 
 def find_namespace(stub: ControlStub, wanted: str) -> pb.NamespaceInfo:

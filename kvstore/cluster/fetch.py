@@ -84,7 +84,7 @@ class Fetcher:
         spans = self._holders(root, keys).spans
         if not spans or spans[-1].end <= have or self._target.rotated(root):
             return have
-        return reach(spans, have, _mask(self._usable(root, spans)))
+        return reach(spans, have, _mask(self._known(root, spans)))
 
     def start(
         self, handle: int, root: bytes, keys: KeyArray, parts: tuple[int, ...], have: int, deadline: float,
@@ -102,9 +102,24 @@ class Fetcher:
         alive: Callable[[], bool], enough: int,
     ) -> int:  # fmt: skip
         """Fetches until ``enough`` leading blocks are here; how many are, also when no more came by the deadline."""
-        chain, reader = self._chain(handle, root, keys, parts), Reader(alive, deadline)
+        chain = self._chain(handle, root, keys, parts)
+        return self._brought(chain, have, Reader(alive, deadline), enough)
+
+    def copy(
+        self, handle: int, root: bytes, keys: KeyArray, source: Member, owed: bool, have: int, deadline: float,
+        alive: Callable[[], bool],
+    ) -> int:  # fmt: skip
+        """Fetches what of a chain is not here from one node, which says that it has it; how many leading blocks are
+        here when no more came by the deadline."""
+        spec, everything = self._target.spec(handle), (Span(0, len(keys), 1, 1),)
+        parts = tuple(range(len(spec.parts)))
+        plan = make_plan(spec.parts, parts, None)
+        chain = Chain(handle, root, keys, keys.tobytes(), parts, everything, spec, plan, source, owed)
+        return self._brought(chain, have, Reader(alive, deadline), len(keys))
+
+    def _brought(self, chain: Chain, have: int, reader: Reader, enough: int) -> int:
         while have < enough:
-            reached = arrived(self._begin(chain, have, reader, AHEAD), have, deadline)
+            reached = arrived(self._begin(chain, have, reader, AHEAD), have, reader.deadline)
             if reached == have:
                 break
             have = reached
@@ -132,7 +147,12 @@ class Fetcher:
                 self._chains.popitem(last=False)
         return found
 
-    def _usable(self, root: bytes, spans: tuple[Span, ...]) -> Mapping[int, Member]:
+    def _usable(self, chain: Chain) -> Mapping[int, Member]:
+        if chain.source is None:
+            return self._known(chain.root, chain.spans)
+        return {0: chain.source} if self._links.usable(chain.source, chain.root) else {}
+
+    def _known(self, root: bytes, spans: tuple[Span, ...]) -> Mapping[int, Member]:
         everyone = 0
         for span in spans:
             everyone |= span.nodes
@@ -147,7 +167,7 @@ class Fetcher:
 
     def _begin(self, chain: Chain, have: int, reader: Reader, most: int) -> list[Coming]:
         """The next batches of a chain: those that are on their way already, and new ones."""
-        end = reach(chain.spans, have, _mask(self._usable(chain.root, chain.spans)))
+        end = reach(chain.spans, have, _mask(self._usable(chain)))
         size = max(1, min(BATCH_BLOCKS, BATCH_BYTES // chain.plan.block_bytes))
         coming: list[Coming] = []
         with self._lock:

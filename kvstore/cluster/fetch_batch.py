@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvstore.cluster.member import Member
 from kvstore.cluster.prefix_index import Span
 from kvstore.core.keys import KEY_BYTES, KeyArray
 from kvstore.core.namespace import NamespaceSpec
@@ -16,7 +17,8 @@ from kvstore.transport.plan import Plan
 @dataclass(frozen=True, slots=True)
 class Chain:
     """What a reader wants: a chain from block 0, named by its keys, in a namespace of this node (``handle``).
-    ``spans``: who holds it. ``parts``: none for all; ``plan``: of these parts of a block."""
+    ``spans``: who holds it. ``parts``: none for all; ``plan``: of these parts of a block. ``source``: the one node to
+    ask, whatever else is known; ``owed``: the copy is no mere convenience."""
 
     handle: int
     root: bytes
@@ -26,6 +28,8 @@ class Chain:
     spans: tuple[Span, ...]
     spec: NamespaceSpec
     plan: Plan
+    source: Member | None = None
+    owed: bool = False
 
     def key(self, block: int) -> bytes:
         return self.raw[block * KEY_BYTES : (block + 1) * KEY_BYTES]

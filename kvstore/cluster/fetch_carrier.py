@@ -10,12 +10,11 @@ from itertools import groupby
 
 import numpy as np
 
-from kvstore.cluster.fetch_batch import Batch
+from kvstore.cluster.fetch_batch import Batch, Chain
 from kvstore.cluster.fetch_plan import ranked
 from kvstore.cluster.fetch_target import BUSY, NO_SPACE, PRESENT, STORED, BlockTarget, Slots
 from kvstore.cluster.holder_links import HolderLinks
 from kvstore.cluster.member import Member
-from kvstore.cluster.prefix_index import Span
 from kvstore.core.errors import (
     ChecksumMismatch,
     DeadlineExceeded,
@@ -36,12 +35,12 @@ SLOWEST = 32 << 20  # bytes a second
 _LEAST = 0.2  # seconds that it has even where the reader waits less: else nobody would ever find out that it is dead
 _log = logging.getLogger(__name__)
 Count = Callable[[str, float], None]
-Usable = Callable[[bytes, tuple[Span, ...]], Mapping[int, Member]]
+Usable = Callable[[Chain], Mapping[int, Member]]
 Pulled = tuple[int, list[int]]  # blocks, and the checksums of their chunks
 
 
 class Carrier:
-    """``count(name, amount)`` counts. ``usable(root, spans)``: by number, those holders that may be asked now."""
+    """``count(name, amount)`` counts. ``usable(chain)``: by number, those holders that may be asked now."""
 
     def __init__(self, target: BlockTarget, links: HolderLinks, usable: Usable, count: Count) -> None:
         self._target = target
@@ -69,7 +68,7 @@ class Carrier:
         parent = chain.key(first - 1) if first else b""
         slots = None
         try:
-            slots = self._target.reserve(chain.handle, chain.keys[first:end], parent, first, chain.parts)
+            slots = self._target.reserve(chain.handle, chain.keys[first:end], parent, first, chain.parts, chain.owed)
             if self._target.rotated(chain.root):  # looked at now: a reservation from before a rotation is void
                 raise Unsupported("the namespace was rotated here: blocks of other nodes may be older than that")
             return slots
@@ -126,7 +125,7 @@ class Carrier:
         """Blocks from ``first`` on into ``views``, from as many holders as it takes."""
         chain, width = batch.chain, len(batch.chain.plan.pieces)
         total, done, sums = len(views) // width, 0, list[int]()
-        sources = self._usable(chain.root, chain.spans)
+        sources = self._usable(chain)
         mask = sum(1 << number for number in sources)
         reason = "absent"
         for number in ranked(chain.spans, first, batch.end, mask, batch.number):

@@ -31,8 +31,10 @@ class BlockTarget(Protocol):
     def rotated(self, root: bytes) -> bool:
         """Whether what a namespace holds was ever voided here: then other nodes' blocks may be older than that."""
 
-    def reserve(self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...]) -> Slots:
-        """Slots for those of consecutive blocks that are not here, as the first ones to be evicted."""
+    def reserve(
+        self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...], owed: bool
+    ) -> Slots:
+        """Slots for those of consecutive blocks that are not here; unless ``owed``, as the first to be evicted."""
 
     def commit(self, slots: int, sums: list[int]) -> bytes:
         """Makes reserved blocks visible; ``sums``: of all chunks of the views, in order. One outcome a reserved key."""

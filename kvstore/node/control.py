@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import grpc
 
-from kvstore.core.errors import InvalidArgument, Unavailable, Unimplemented
+from kvstore.core.errors import InvalidArgument, Unavailable
 from kvstore.core.keys import KeyArray
 from kvstore.node.checks import checked_first, checked_keys, checked_tier, deadline_of
 from kvstore.node.control_put import put
@@ -15,6 +15,7 @@ from kvstore.node.events import Events
 from kvstore.node.grpc_errors import Patience
 from kvstore.node.handlers import open_namespace
 from kvstore.node.layout import Layout, layout_of
+from kvstore.node.moving import Moving
 from kvstore.tiers.sessions import Session
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import NamespaceStat, NamespaceView
@@ -43,6 +44,7 @@ class Control:
         self._peer_timeout = peer_timeout
         self._stat = stat
         self._cluster = cluster
+        self.moving: Moving | None = None  # of a node that is one of a cell
 
     # --- namespaces -----------------------------------------------------------------------------------------
 
@@ -157,16 +159,33 @@ class Control:
     ) -> Iterator[events.EventBatch]:
         return self._events.watch(request)
 
-    # --- part of the contract, not of this version ------------------------------------------------------------
+    # --- moving blocks between nodes ------------------------------------------------------------------------
 
-    def replicate(self, request: Any, context: grpc.ServicerContext) -> pb.ReplicateReply:
-        _later("Replicate", "copies blocks to other nodes of a cluster; this node stands alone")
+    def replicate(self, request: pb.ReplicateRequest, context: grpc.ServicerContext) -> pb.ReplicateReply:
+        return self._moving("Replicate").replicate(request)
 
-    def migrate(self, request: Any, context: grpc.ServicerContext) -> pb.MigrateReply:
-        _later("Migrate", "moves blocks to other nodes of a cluster; this node stands alone")
+    def migrate(self, request: pb.MigrateRequest, context: grpc.ServicerContext) -> pb.MigrateReply:
+        return self._moving("Migrate").migrate(request)
 
-    def drain(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.DrainProgress]:
-        _later("Drain", "empties a node onto the others of its cluster before it leaves; this node stands alone")
+    def drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> Iterator[pb.DrainProgress]:
+        return self._moving("Drain").drain(request, context.is_active)
+
+    def warm(self, request: pb.WarmRequest, context: grpc.ServicerContext) -> Iterator[pb.WarmProgress]:
+        return self._moving("Warm").warm(request, context.is_active)
+
+    def hottest(self, request: pb.HottestRequest, context: grpc.ServicerContext) -> Iterator[pb.HotChain]:
+        return self._moving("Hottest").hottest(request)
+
+    def copy(self, request: pb.CopyRequest, context: grpc.ServicerContext) -> pb.CopyReply:
+        return self._moving("Copy").copy(request, context.is_active)
+
+    def _moving(self, name: str) -> Moving:
+        if self.moving is None:
+            raise Unavailable(
+                f"{name} concerns other nodes, and this one stands alone: set discovery to make it part of a cell",
+                key="discovery",
+            )
+        return self.moving
 
 
 def namespace_info(stat: NamespaceStat) -> pb.NamespaceInfo:
@@ -188,10 +207,6 @@ def _checked_root(root: bytes) -> bytes:
     if len(root) != 16:
         raise InvalidArgument(f"a namespace's root has 16 bytes, not {len(root)}", field="root", got=len(root))
     return root
-
-
-def _later(name: str, purpose: str) -> NoReturn:
-    raise Unimplemented(f"{name} is not implemented in this version: it {purpose}", method=name)
 
 
 def _noted(items: Iterable[_T], patience: Patience) -> Iterator[_T]:

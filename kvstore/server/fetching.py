@@ -43,9 +43,11 @@ class StoreTarget:
         except UnknownNamespace:
             return True
 
-    def reserve(self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...]) -> Slots:
-        chain = ChainSlice(keys, parent, first)
-        made = self._store.reserve(self._session, handle, chain, parts, appended_tokens=_APPENDED_TOKENS)
+    def reserve(
+        self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...], owed: bool
+    ) -> Slots:
+        chain, appended = ChainSlice(keys, parent, first), 0 if owed else _APPENDED_TOKENS
+        made = self._store.reserve(self._session, handle, chain, parts, appended_tokens=appended)
         layout, writable = layout_of(self._store.spec(handle), parts), self._store.dram.writable
         lengths = [cut.length for cut in layout.cuts] * (made.slots // len(layout.cuts))
         views = [

@@ -451,16 +451,14 @@ class HottestRequest(_message.Message):
     def __init__(self, max_bytes: _Optional[int] = ..., max_chains: _Optional[int] = ...) -> None: ...
 
 class HotChain(_message.Message):
-    __slots__ = ("root", "canonical", "keys", "idle_seconds")
+    __slots__ = ("root", "canonical", "keys")
     ROOT_FIELD_NUMBER: _ClassVar[int]
     CANONICAL_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
-    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     root: bytes
     canonical: bytes
     keys: bytes
-    idle_seconds: float
-    def __init__(self, root: _Optional[bytes] = ..., canonical: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, root: _Optional[bytes] = ..., canonical: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class CopyRequest(_message.Message):
     __slots__ = ("canonical", "root", "keys", "source", "owed", "deadline_ms")

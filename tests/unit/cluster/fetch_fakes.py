@@ -58,7 +58,9 @@ class FakeStore:
     def rotated(self, root: bytes) -> bool:
         return self.was_rotated
 
-    def reserve(self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...]) -> Slots:
+    def reserve(
+        self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...], owed: bool
+    ) -> Slots:
         with self._lock:
             if self.fails is not None:
                 raise self.fails

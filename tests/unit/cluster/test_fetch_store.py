@@ -29,7 +29,7 @@ def put(store: BlockStore, handle: int, keys: KeyArray) -> None:
 
 
 def fetched(target: BlockTarget, handle: int, keys: KeyArray) -> bytes:
-    slots = target.reserve(handle, keys, b"", 0, ())
+    slots = target.reserve(handle, keys, b"", 0, (), False)
     return target.commit(slots.id, [0] * (2 * len(slots.views)))
 
 
@@ -57,10 +57,10 @@ def test_slots_are_the_stores_own_memory() -> None:
     with opened() as store:
         handle, target = store.open_namespace(TWO.canonical()).handle, StoreTarget(store)
         keys = keys_of(TWO, tuple(range(3)))
-        slots = target.reserve(handle, keys, b"", 0, (1,))
+        slots = target.reserve(handle, keys, b"", 0, (1,), False)
         assert [len(view) for view in slots.views] == [9_000] * 3
         target.abort(slots.id)
-        slots = target.reserve(handle, keys, b"", 0, ())
+        slots = target.reserve(handle, keys, b"", 0, (), False)
         assert [len(view) for view in slots.views] == [70_000, 9_000] * 3
         for number, view in enumerate(slots.views):
             view[:] = number + 1
@@ -70,7 +70,7 @@ def test_slots_are_the_stores_own_memory() -> None:
         found = store.acquire(session, handle, keys)
         read = [bytes(store.dram.readable(int(offset), 9_000)) for offset in found.offsets]
         assert read == [bytes([number + 1]) * 9_000 for number in range(6)]
-        again = target.reserve(handle, keys, b"", 0, ())
+        again = target.reserve(handle, keys, b"", 0, (), False)
         assert again == Slots(0, bytes([PutOutcome.PRESENT]) * 3, [])
 
 
@@ -78,7 +78,7 @@ def test_what_was_begun_before_a_rotation_is_never_shown() -> None:
     with opened() as store:
         handle, target, keys = store.open_namespace(ONE.canonical()).handle, StoreTarget(store), chain(1)
         assert not target.rotated(ONE.root)
-        slots = target.reserve(handle, keys, b"", 0, ())
+        slots = target.reserve(handle, keys, b"", 0, (), False)
         store.rotate_namespace(ONE.root)
         assert target.rotated(ONE.root)
         outcomes = target.commit(slots.id, [0] * (2 * BLOCKS))
@@ -92,4 +92,4 @@ def test_a_namespace_that_was_dropped_takes_nothing() -> None:
         store.drop_namespace(ONE.root)
         assert target.rotated(ONE.root)
         with pytest.raises(UnknownNamespace):
-            target.reserve(handle, chain(1), b"", 0, ())
+            target.reserve(handle, chain(1), b"", 0, (), False)

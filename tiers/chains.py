@@ -1,0 +1,112 @@
+"""Whole chains of what a store holds, for those who copy them elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.core.keys import KeyArray
+from kvstore.tiers.columns import IntArray
+from kvstore.tiers.index import READY
+from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.state import PIECE, State
+
+_SCAN = 32_768  # rows of a column looked at under the lock at once
+_NO_KEYS = np.empty((0, 2), np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The last block of a chain. ``handle`` and ``root`` name its namespace, ``blocks`` counts the chain's blocks."""
+
+    handle: int
+    root: bytes
+    key: bytes
+    blocks: int
+
+
+class Chains:
+    """Takes the lock itself, for a piece at a time."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def ancestry(self, handle: int, key: bytes) -> KeyArray:
+        """Keys of the chain from block 0 to the one of ``key``, shape (n, 2); none when it is not READY here. Raises
+        UnknownNamespace."""
+        namespace = self._state.namespaces.by_handle(handle)
+        found: list[tuple[int, int]] = []
+        row = leaf = -1
+        while True:
+            with self._state.lock:
+                here = self._ready(namespace, key)
+                if here < 0 or (found and here != leaf):
+                    return _NO_KEYS
+                row, leaf = (row, leaf) if found else (here, here)
+                row = self._climb(row, found)
+                if row < 0:
+                    whole = len(found) == self._state.index.block_at[leaf] + 1
+                    break
+        return np.array(found[::-1], np.uint64) if whole else _NO_KEYS
+
+    def _climb(self, row: int, found: list[tuple[int, int]]) -> int:
+        """Notes the keys of a row and of those above it; the row to go on with, -1: block 0 is among them."""
+        index = self._state.index
+        for _ in range(PIECE):
+            if row < 0:
+                break
+            found.append((index.key_low_at[row], index.key_high_at[row]))
+            row = index.parent_at[row]
+        return row
+
+    def _ready(self, namespace: Namespace, key: bytes) -> int:
+        """While a block is here, those above it are."""
+        row = self._state.index.find_one(namespace.id, key)
+        ready = row >= 0 and not namespace.void and self._state.index.state_at[row] == READY
+        return row if ready else -1
+
+    def present(self, handle: int, keys: KeyArray) -> int:
+        """How many leading blocks of a chain can be read here: no use of them. Raises UnknownNamespace."""
+        namespace = self._state.namespaces.by_handle(handle)
+        need, index, have = np.uint64(namespace.needed), self._state.index, 0
+        for start in range(0, len(keys), PIECE):
+            piece = keys[start : start + PIECE]
+            with self._state.lock:
+                rows = index.find(namespace.id, piece)
+                here = (rows >= 0) & (index.state[rows] == READY) & (index.ready[rows] & need == need)
+                here &= not namespace.void
+            gap = np.flatnonzero(~here)
+            if len(gap):
+                return have + int(gap[0])
+            have += len(piece)
+        return have
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Every chain that nothing here goes on, the one used last first. What comes meanwhile may be missed."""
+        rows = self._leaf_rows()
+        with self._state.lock:
+            last = self._state.policy.last_use(rows)
+        rows = rows[np.argsort(-last, kind="stable")]
+        for start in range(0, len(rows), PIECE):
+            yield from self._look(rows[start : start + PIECE])
+
+    def _leaf_rows(self) -> IntArray:
+        index, found = self._state.index, []
+        for start in range(0, index.rows_used, _SCAN):
+            end = min(start + _SCAN, index.rows_used)
+            with self._state.lock:
+                leaf = (index.state[start:end] == READY) & (index.children[start:end] == 0)
+            found.append(start + np.flatnonzero(leaf))
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def _look(self, rows: IntArray) -> list[Leaf]:
+        index, found = self._state.index, []
+        with self._state.lock:
+            for row in rows.tolist():
+                namespace = self._state.namespaces.by_id(index.namespace_at[row])
+                if namespace is None or namespace.void or index.state_at[row] != READY or index.children_at[row]:
+                    continue
+                found.append(Leaf(namespace.handle, namespace.root, index.key(row), index.block_at[row] + 1))
+        return found
