@@ -30,6 +30,7 @@ def dev_cluster(
         typer.Option(help="Data port of the first node; its control plane and HTTP follow, the next node is 10 on."),
     ] = 7100,
     capacity: Annotated[str, typer.Option(help="Memory of each node.")] = "256MiB",
+    replicas: Annotated[int, typer.Option(help="How many nodes are to hold each block.", min=1, max=8)] = 1,
     etcd: Annotated[
         str, typer.Option(help="Find each other by etcd://HOST:PORT/CELL instead of a fixed list.", show_default=False)
     ] = "",
@@ -38,6 +39,8 @@ def dev_cluster(
     ] = None,
 ) -> int:
     """Run a cell of several nodes on this machine until Ctrl-C."""
+    if replicas > nodes:
+        raise InvalidArgument(f"--replicas {replicas} are more than the {nodes} nodes", field="replicas")
     if not 0 < base_port <= 65_535 - _STEP * nodes:
         raise InvalidArgument(f"--base-port {base_port} leaves no room for {nodes} nodes", field="base_port")
     discovery = etcd or "static://" + ",".join(f"127.0.0.1:{base_port + _STEP * n + 1}" for n in range(nodes))
@@ -47,7 +50,7 @@ def dev_cluster(
     cell: list[DevNode] = []
     try:
         for n in range(nodes):
-            cell.append(DevNode(n, home / f"node-{n}", base_port + _STEP * n, capacity, discovery))
+            cell.append(DevNode(n, home / f"node-{n}", base_port + _STEP * n, capacity, discovery, replicas))
         if _await_start(cell, interrupted):
             _tell(cell)
             return _watch(cell, interrupted)

@@ -18,7 +18,7 @@ _LAST_LINES = 12
 class DevNode:
     """Made: its process runs. It listens on 127.0.0.1 at ``port`` and the two after it."""
 
-    def __init__(self, number: int, home: Path, port: int, capacity: str, discovery: str) -> None:
+    def __init__(self, number: int, home: Path, port: int, capacity: str, discovery: str, replicas: int) -> None:
         self.number = number
         self.data, self.control, http = (f"127.0.0.1:{port + plane}" for plane in range(3))
         self.log = home / "node.log"
@@ -32,6 +32,7 @@ class DevNode:
             "data_dir": str(home / "data"),
             "capacity": capacity,
             "discovery": discovery,
+            "replicas": replicas,
             "host_name": f"dev-{number}",  # else all copies would be on one machine
         }
         home.mkdir(parents=True, exist_ok=True)

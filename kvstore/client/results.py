@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvstore.transport.outcome import PENDING, PRESENT, STORED, outcome_name
+from kvstore.transport.outcome import NOT_DURABLE, NOT_REPLICATED, PENDING, PRESENT, STORED, outcome_name
+
+_HERE = (STORED, PRESENT, PENDING, NOT_DURABLE, NOT_REPLICATED)  # what follows these can be found
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +14,8 @@ class PutResult:
     """What became of the blocks of a put.
 
     ``stored`` by this call, ``present`` before it, ``pending`` (another writer is at it), ``failed``; ``reasons``
-    says for which reason how many failed.
+    says for which reason how many failed. ``not_durable`` and ``not_replicated`` ones are stored and visible, but what
+    ``ack`` asked for had not come true in time.
     """
 
     stored: int = 0
@@ -49,7 +52,6 @@ def tally(outcomes: bytes, missing: int = 0, reason: str = "") -> PutResult:
 
 
 def failed_at(outcomes: bytes) -> int:
-    """Index of the first block that is neither stored nor present nor pending; the length when there is none."""
-    return next(
-        (index for index, outcome in enumerate(outcomes) if outcome not in (STORED, PRESENT, PENDING)), len(outcomes)
-    )
+    """Index of the first block that nothing can follow, since it is not there; the length when there is none. One that
+    is there without being kept as was asked is no such block."""
+    return next((index for index, outcome in enumerate(outcomes) if outcome not in _HERE), len(outcomes))

@@ -213,6 +213,18 @@ class NodeConfig:
     fetch_wait: float = _setting(
         DURATION, 2.0, "How long a get waits for blocks of other nodes at most; never past its own deadline."
     )
+    replicas: int = _setting(
+        COUNT,
+        1,
+        "How many nodes of the cell are to hold each block, from 1 to 8; the same on all nodes. New blocks are copied "
+        "on, and again when a node that held them is gone.",
+    )
+    repair_rate: int = _setting(
+        SIZE,
+        256 << 20,
+        "Bytes a second that this node has others copy, of what lost a copy and of what is read much. "
+        "Copies of new blocks are not counted.",
+    )
     heartbeat: float = _setting(
         DURATION, 5.0, "Network sessions send something this often; silent for three times as long, they end."
     )

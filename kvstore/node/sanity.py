@@ -33,6 +33,8 @@ _BOUNDS: dict[str, tuple[float, float | None]] = {
     "cell_index_entries": (1, 1 << 31),
     "suspect_after": (2, 3600),
     "gone_after": (1, 30 * 86_400),
+    "replicas": (1, 8),
+    "repair_rate": (1 << 10, 1 << 40),
 }
 
 
@@ -87,6 +89,11 @@ def _check_network(config: NodeConfig, key: str, address: Address | None) -> Non
 def _check_cell(config: NodeConfig) -> None:
     found = config.discovery
     if found is None:
+        if config.replicas > 1:
+            raise ConfigError(
+                f"replicas = {config.replicas} needs discovery: a node that stands alone has nobody to copy blocks to",
+                key="replicas",
+            )
         return
     for key in ("data_address", "control_address"):
         if getattr(config, key) is None:

@@ -13,6 +13,8 @@ from kvstore.v1 import types_pb2
 STORED = types_pb2.PUT_OUTCOME_STORED
 PRESENT = types_pb2.PUT_OUTCOME_PRESENT
 PENDING = types_pb2.PUT_OUTCOME_PENDING
+NOT_DURABLE = types_pb2.PUT_OUTCOME_NOT_DURABLE
+NOT_REPLICATED = types_pb2.PUT_OUTCOME_NOT_REPLICATED
 
 
 def outcome_name(outcome: int) -> str:

@@ -75,6 +75,7 @@ def test_outcomes_become_a_result() -> None:
     assert not tally(bytes([1, 3])).complete
     assert failed_at(bytes([1, 2, 3, 6, 1])) == 3
     assert failed_at(bytes([1, 2, 3])) == 3
+    assert failed_at(bytes([8, 9, 1, 4])) == 3  # not durable, not replicated: there all the same
 
 
 def test_outcomes_of_a_commit_replace_those_of_its_reservation() -> None:
