@@ -33,6 +33,7 @@ class PutOutcome(IntEnum):
     BUSY = 6
     CHECKSUM = 7
     NOT_DURABLE = 8
+    NOT_REPLICATED = 9
 
 
 class MissReason(IntEnum):
