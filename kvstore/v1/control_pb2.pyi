@@ -246,8 +246,15 @@ class TierStat(_message.Message):
     def __init__(self, tier: _Optional[_Union[_types_pb2.TierKind, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., segments_ready: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., advice: _Optional[str] = ..., since: _Optional[float] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StatReply(_message.Message):
-    __slots__ = ("node_id", "boot_id", "version", "uptime_seconds", "tiers", "blocks", "writing", "leased_blocks", "leases", "sessions", "orphan_sessions", "counters", "namespaces", "index_bytes", "data_address", "socket", "pins")
+    __slots__ = ("node_id", "boot_id", "version", "uptime_seconds", "tiers", "blocks", "writing", "leased_blocks", "leases", "sessions", "orphan_sessions", "counters", "namespaces", "index_bytes", "data_address", "socket", "pins", "transports")
     class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class TransportsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +278,7 @@ class StatReply(_message.Message):
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SOCKET_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     node_id: bytes
     boot_id: bytes
     version: str
@@ -288,7 +296,8 @@ class StatReply(_message.Message):
     data_address: str
     socket: str
     pins: PinStat
-    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., writing: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., orphan_sessions: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInfo, _Mapping]]] = ..., index_bytes: _Optional[int] = ..., data_address: _Optional[str] = ..., socket: _Optional[str] = ..., pins: _Optional[_Union[PinStat, _Mapping]] = ...) -> None: ...
+    transports: _containers.ScalarMap[str, int]
+    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., writing: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., leases: _Optional[int] = ..., sessions: _Optional[int] = ..., orphan_sessions: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInfo, _Mapping]]] = ..., index_bytes: _Optional[int] = ..., data_address: _Optional[str] = ..., socket: _Optional[str] = ..., pins: _Optional[_Union[PinStat, _Mapping]] = ..., transports: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PrefetchRequest(_message.Message):
     __slots__ = ("root", "keys", "tier", "deadline_ms")

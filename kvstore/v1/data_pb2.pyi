@@ -9,23 +9,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HelloRequest(_message.Message):
-    __slots__ = ("version", "min_version", "client", "shared_memory", "join_session", "node_id")
+    __slots__ = ("version", "min_version", "client", "shared_memory", "join_session", "node_id", "transport")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     JOIN_SESSION_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     version: int
     min_version: int
     client: str
     shared_memory: bool
     join_session: bytes
     node_id: bytes
-    def __init__(self, version: _Optional[int] = ..., min_version: _Optional[int] = ..., client: _Optional[str] = ..., shared_memory: bool = ..., join_session: _Optional[bytes] = ..., node_id: _Optional[bytes] = ...) -> None: ...
+    transport: str
+    def __init__(self, version: _Optional[int] = ..., min_version: _Optional[int] = ..., client: _Optional[str] = ..., shared_memory: bool = ..., join_session: _Optional[bytes] = ..., node_id: _Optional[bytes] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("version", "node_id", "boot_id", "session", "session_index", "lock_dev", "lock_ino", "memory_bytes", "segment_bytes", "heartbeat_ms", "max_frame_bytes", "max_keys", "control_address", "http_address", "server")
+    __slots__ = ("version", "node_id", "boot_id", "session", "session_index", "lock_dev", "lock_ino", "memory_bytes", "segment_bytes", "heartbeat_ms", "max_frame_bytes", "max_keys", "control_address", "http_address", "server", "routes", "transports", "rdma")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +43,9 @@ class HelloReply(_message.Message):
     CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    RDMA_FIELD_NUMBER: _ClassVar[int]
     version: int
     node_id: bytes
     boot_id: bytes
@@ -56,7 +61,10 @@ class HelloReply(_message.Message):
     control_address: str
     http_address: str
     server: str
-    def __init__(self, version: _Optional[int] = ..., node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., session: _Optional[bytes] = ..., session_index: _Optional[int] = ..., lock_dev: _Optional[int] = ..., lock_ino: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., max_keys: _Optional[int] = ..., control_address: _Optional[str] = ..., http_address: _Optional[str] = ..., server: _Optional[str] = ...) -> None: ...
+    routes: bool
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    rdma: bool
+    def __init__(self, version: _Optional[int] = ..., node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., session: _Optional[bytes] = ..., session_index: _Optional[int] = ..., lock_dev: _Optional[int] = ..., lock_ino: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., segment_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., max_keys: _Optional[int] = ..., control_address: _Optional[str] = ..., http_address: _Optional[str] = ..., server: _Optional[str] = ..., routes: bool = ..., transports: _Optional[_Iterable[str]] = ..., rdma: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("step",)
@@ -251,14 +259,20 @@ class ReserveReply(_message.Message):
     def __init__(self, reservation: _Optional[int] = ..., outcomes: _Optional[bytes] = ..., offsets: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
-    __slots__ = ("reservation", "range_offset", "range_length")
+    __slots__ = ("reservation", "range_offset", "range_length", "first_block", "addresses", "deadline_ms")
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
     RANGE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     RANGE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     reservation: int
     range_offset: int
     range_length: int
-    def __init__(self, reservation: _Optional[int] = ..., range_offset: _Optional[int] = ..., range_length: _Optional[int] = ...) -> None: ...
+    first_block: int
+    addresses: _containers.RepeatedScalarFieldContainer[int]
+    deadline_ms: int
+    def __init__(self, reservation: _Optional[int] = ..., range_offset: _Optional[int] = ..., range_length: _Optional[int] = ..., first_block: _Optional[int] = ..., addresses: _Optional[_Iterable[int]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class WriteReply(_message.Message):
     __slots__ = ()
@@ -479,3 +493,23 @@ class RouteReply(_message.Message):
     generation: int
     rotation: int
     def __init__(self, nodes: _Optional[_Iterable[_Union[RouteNode, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RouteRun, _Mapping]]] = ..., generation: _Optional[int] = ..., rotation: _Optional[int] = ...) -> None: ...
+
+class FabricRequest(_message.Message):
+    __slots__ = ("address", "tag")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    address: bytes
+    tag: int
+    def __init__(self, address: _Optional[bytes] = ..., tag: _Optional[int] = ...) -> None: ...
+
+class FabricReply(_message.Message):
+    __slots__ = ("address", "tag", "memory_address", "memory_bytes")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    address: bytes
+    tag: int
+    memory_address: int
+    memory_bytes: int
+    def __init__(self, address: _Optional[bytes] = ..., tag: _Optional[int] = ..., memory_address: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
