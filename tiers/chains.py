@@ -9,11 +9,13 @@ import numpy as np
 
 from kvstore.core.keys import KeyArray
 from kvstore.tiers.columns import IntArray
-from kvstore.tiers.index import READY
+from kvstore.tiers.index import NO_PIN, READY
 from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.runs import tiers_of
 from kvstore.tiers.state import PIECE, State
 
 _SCAN = 32_768  # rows of a column looked at under the lock at once
+_SWEEP = 4096  # the same, where more is copied
 _NO_KEYS = np.empty((0, 2), np.uint64)
 
 
@@ -82,6 +84,44 @@ class Chains:
                 return have + int(gap[0])
             have += len(piece)
         return have
+
+    def refuse(self, yes: bool) -> None:
+        """From now on new blocks have no place here (NO_SPACE), or have one again."""
+        with self._state.lock:
+            self._state.draining = yes
+
+    def drop(self, handle: int, keys: KeyArray) -> int:
+        """Drops the end of a chain, deepest block first, up to one that others hang on, or that is leased or pinned;
+        how many blocks. Raises UnknownNamespace."""
+        namespace, dropped = self._state.namespaces.by_handle(handle), 0
+        for stop in range(len(keys), 0, -PIECE):
+            piece = keys[max(0, stop - PIECE) : stop]
+            with self._state.lock:
+                for row in self._state.index.find(namespace.id, piece).tolist()[::-1]:
+                    if not self._droppable(row):
+                        return dropped
+                    self._state.drop(row, "migrated")
+                    dropped += 1
+        return dropped
+
+    def _droppable(self, row: int) -> bool:
+        index = self._state.index
+        if row < 0 or index.state_at[row] != READY or index.children_at[row]:
+            return False
+        return not index.leases_at[row] and index.pins_at[row] == NO_PIN
+
+    def ready(self) -> Iterator[tuple[bytes, KeyArray]]:
+        """All blocks that can be read here, in no order: root and keys of some at a time."""
+        index = self._state.index
+        for start in range(0, index.rows_used, _SWEEP):
+            rows = np.arange(start, min(start + _SWEEP, index.rows_used))
+            with self._state.lock:
+                rows = rows[tiers_of(self._state, rows) != 0]
+                keys = np.stack((index.key_low[rows], index.key_high[rows]), axis=1)
+                numbers = index.namespace[rows].copy()
+                roots = {n: found.root for n in set(numbers.tolist()) if (found := self._state.namespaces.by_id(n))}
+            for number, root in roots.items():
+                yield root, keys[numbers == number]
 
     def leaves(self) -> Iterator[Leaf]:
         """Every chain that nothing here goes on, the one used last first. What comes meanwhile may be missed."""

@@ -62,6 +62,7 @@ class State:
         self.ready_bytes = 0
         self.recovery_seconds = 0.0
         self.touches: deque[IntArray] = deque(maxlen=4096)  # rows used lately, for the stamps in their headers
+        self.draining = False  # new blocks have no place here
         self.writing = 0  # rows that no part of is READY yet
         self.pins = Pins(self)
         self.journal = Journal(self)
@@ -126,7 +127,7 @@ class State:
         self.journal.gone(row)
         if self.placement:
             self.placement.gone(row)
-        self._uncount(row)
+        self.counters["dropped_bytes_" + cause] += self._uncount(row)
         self.counters["dropped_blocks_" + cause] += 1
         index.state_at[row] = EVICTING
         if index.leases_at[row]:
@@ -150,7 +151,8 @@ class State:
             dropped += len(piece)
             held += freed.count(False)
 
-    def _uncount(self, row: int) -> None:
+    def _uncount(self, row: int) -> int:
+        """The bytes of its READY parts."""
         namespace = self.namespace_of(row)
         ready = self.index.ready_at[row]
         if not ready:
@@ -158,6 +160,7 @@ class State:
         size = sum(cut.length for part, cut in enumerate(namespace.cuts) if ready >> part & 1)
         namespace.bytes -= size
         self.ready_bytes -= size
+        return size
 
     def _slots(self, row: int, tier: Tier) -> SlotArray:
         """Where the parts of a block lie in a tier."""

@@ -21,6 +21,7 @@ from kvstore.tiers.dram import DramTier
 from kvstore.tiers.evicting import Evictor
 from kvstore.tiers.housekeeping import Housekeeper
 from kvstore.tiers.layout import Layout
+from kvstore.tiers.leases import held
 from kvstore.tiers.lifecycle import Rotated
 from kvstore.tiers.matching import Matcher, part_mask
 from kvstore.tiers.memfile import MemoryFile
@@ -91,7 +92,8 @@ class BlockStore:
             raise
 
     def _open(self, fresh: bool, on_nvme: list[Entries]) -> None:
-        self.journal, self._housekeeper = self._state.journal, Housekeeper(self._state)
+        self.journal, self.chains = self._state.journal, Chains(self._state)
+        self._housekeeper = Housekeeper(self._state)
         self.learn = self._housekeeper.learn  # what requests leave undone: to be called when a reply was sent
         self._committer = Committer(self._state)
         self._registry = Registry(self._state, self._committer)
@@ -169,11 +171,6 @@ class BlockStore:
     def boot_id(self) -> bytes:
         """16 bytes, new at each start."""
         return self._state.boot_id
-
-    @property
-    def chains(self) -> Chains:
-        """Whole chains of what is here, for those who copy them elsewhere."""
-        return Chains(self._use())
 
     def shared_memory(self) -> SharedMemory:
         """What a client needs to know before it maps the memory file."""
@@ -374,8 +371,7 @@ class BlockStore:
                 boot_id=state.boot_id, tiers=self._tier_stats(),
                 blocks=len(index) - state.writing, writing=state.writing,
                 leased_blocks=int(np.count_nonzero(index.leases[: index.rows_used])),
-                leases=sum(len(one.leases) for one in sessions),
-                reservations=sum(len(one.reservations) for one in sessions),
+                held=held(sessions),
                 sessions=sum(not one.orphan for one in sessions), orphan_sessions=sum(one.orphan for one in sessions),
                 unverified=state.unverified_parts, index_bytes=index.nbytes + state.policy.nbytes,
                 ready_bytes=state.ready_bytes, counters=dict(state.counters),

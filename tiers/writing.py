@@ -109,7 +109,8 @@ class Writer:
         for attempt in range(_ATTEMPTS + 1):
             with state.lock:
                 plan = self._plan(piece)
-                slots, missing = self._allocate(piece, len(plan.wanted), last or attempt == _ATTEMPTS)
+                count = 0 if state.draining else len(plan.wanted)
+                slots, missing = self._allocate(piece, count, last or attempt == _ATTEMPTS)
                 if not missing:
                     return plan.outcomes, self._insert(piece, plan, slots)
                 anchors = _anchors(plan)  # what the new blocks hang on must not make room for them

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvstore.cli.cluster_moves import drain, migrate, replicate, warm
 from kvstore.cli.control import TARGET_HELP, TIMEOUT_HELP, control
 from kvstore.node.units import show_size
 from kvstore.v1 import control_pb2 as pb
@@ -21,6 +22,10 @@ _STATUS = ("discovery", "problem", "index_blocks", "index_max_blocks", "index_by
 @app.callback()
 def _group() -> None:
     """The cell that a node is part of."""
+
+
+for _command in (replicate, migrate, drain, warm):
+    app.command()(_command)
 
 
 @app.command()

@@ -44,6 +44,7 @@ class PeerView:
     free_bytes: int
     lag: float | None
     trouble: str
+    number: int | None = None  # in the index; None for a node that is not followed
 
 
 @dataclass(slots=True)
@@ -275,7 +276,7 @@ def _view(member: Member, state: State, link: _Link | None, blocks: dict[int, in
     if link is None:
         return PeerView(member, state, 0, 0, None, "")
     lag = max(0.0, now - link.complete)
-    return PeerView(member, state, blocks.get(link.number, 0), link.free_bytes, lag, link.trouble)
+    return PeerView(member, state, blocks.get(link.number, 0), link.free_bytes, lag, link.trouble, link.number)
 
 
 def _tell(change: Change) -> None:

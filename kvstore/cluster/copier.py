@@ -21,15 +21,15 @@ class Copier:
         self._links = links
 
     def copy(
-        self, target: Member, canonical: bytes, root: bytes, keys: KeyArray, owed: bool, deadline: float
-    ) -> pb.CopyReply:
-        """``target`` fetches a chain (keys from block 0) from this node: how many leading blocks it has now, and bytes
-        that came for it. Raises KVStoreError."""
-        own = self._own()
+        self, target: Member, canonical: bytes, root: bytes, keys: KeyArray, owed: bool, deadline: float,
+        source: Member | None = None,
+    ) -> pb.CopyReply:  # fmt: skip
+        """``target`` fetches a chain (keys from block 0) from this node, or from ``source``: how many leading blocks it
+        has now, and bytes that came for it. Raises KVStoreError."""
         seconds = max(0.0, deadline - time.monotonic())
         request = pb.CopyRequest(
-            canonical=canonical, root=root, keys=keys.tobytes(), source=member_message(own), owed=owed,
-            deadline_ms=max(1, int(seconds * 1000)),
+            canonical=canonical, root=root, keys=keys.tobytes(), owed=owed,
+            source=member_message(source or self._own()), deadline_ms=max(1, int(seconds * 1000)),
         )  # fmt: skip
         answer: pb.CopyReply = self._links.call(
             target, lambda stub, timeout: stub.Copy(request, timeout=timeout), deadline + PATIENCE

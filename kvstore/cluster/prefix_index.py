@@ -6,8 +6,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.cluster.holder_sets import NOBODY, HolderSet, HolderSets, nodes_of
 from kvstore.cluster.key_table import ABSENT, KeyTable, Numbers, Places
@@ -19,6 +21,8 @@ MAX_NAMESPACES = 65_535
 MAX_SETS = 65_536  # combinations of nodes and tiers that blocks lie in
 PIECE = 256  # keys handled under the lock at once
 _SCAN = 4096  # slots looked at under the lock at once
+
+Masks: TypeAlias = npt.NDArray[np.object_]  # of whole numbers: bit n is node n
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,20 @@ class PrefixIndex:
             keys = key_array(key)
             held = self._sets[int(self._table.numbers(self._table.find(namespace, keys), namespace, keys)[0])]
         return tuple((node, held.tiers(node)) for node in nodes_of(held.anywhere))
+
+    def masks(self, root: bytes, keys: KeyArray) -> Masks:
+        """Who has each of these blocks, of any chains: one bit a node."""
+        found = np.zeros(len(keys), object)
+        for at in range(0, len(keys), PIECE):
+            piece = keys[at : at + PIECE]
+            with self._lock:
+                namespace = self._roots.get(root)
+                if namespace is None:
+                    return found
+                numbers = self._table.numbers(self._table.find(namespace, piece), namespace, piece)
+                for number in np.unique(numbers).tolist():
+                    found[at : at + PIECE][numbers == number] = self._sets[number].anywhere
+        return found
 
     def blocks_by_node(self) -> dict[int, int]:
         """How many blocks each node holds."""

@@ -33,10 +33,9 @@ _ENTRY_BYTES = 4096  # of this node's capacity, for which the index has room for
 _FEWEST, _MOST = 1 << 20, 1 << 27
 
 
-def open_cell(config: NodeConfig, facts: Facts, capacity_bytes: int) -> Cell | None:
-    """The cell of a node whose servers listen; None when it stands alone. Raises ConfigError."""
-    if config.discovery is None:
-        return None
+def open_cell(config: NodeConfig, facts: Facts, capacity_bytes: int) -> Cell:
+    """The cell of a node whose servers listen, and whose ``discovery`` is set. Raises ConfigError."""
+    assert config.discovery is not None
     entries = config.cell_index_entries or min(max(capacity_bytes // _ENTRY_BYTES, _FEWEST), _MOST)
     return Cell(
         _member(config, facts, capacity_bytes),

@@ -71,16 +71,16 @@ class Fetching:
 
     def __init__(self, store: BlockStore, cell: Cell, handlers: Handlers, wait: float) -> None:
         self._target = StoreTarget(store)
-        self._fetcher = Fetcher(self._target, cell, cell.member.node_id)
-        handlers.join(self._fetcher, wait)
+        self.fetcher = Fetcher(self._target, cell, cell.member.node_id)
+        handlers.join(self.fetcher, wait)
 
     def stop(self) -> None:
         """Readers that wait for other nodes get what is here."""
-        self._fetcher.stop()
+        self.fetcher.stop()
         self._target.close()
 
     def metrics(self) -> Iterator[Metric]:
-        return fetch_metrics(self._fetcher)
+        return fetch_metrics(self.fetcher)
 
 
 def fetch_metrics(fetcher: Fetcher) -> Iterator[Metric]:

@@ -34,9 +34,9 @@ from kvstore.v1 import control_pb2 as pb
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from kvstore.cluster.cell import Cell
+    from kvstore.node.control import Control
     from kvstore.node.control_server import ControlServer
-    from kvstore.server.fetching import Fetching
+    from kvstore.server.joined import Joined
 
 _log = logging.getLogger("kvstore.node")
 SERVER = f"kvstore {kvstore.__version__}"
@@ -70,8 +70,8 @@ class Node:
         self._started = time.monotonic()
         self._metrics = NodeMetrics()
         self._control: ControlServer | None = None
-        self._cell: Cell | None = None
-        self._fetching: Fetching | None = None
+        self._calls: Control | None = None
+        self._joined: Joined | None = None
         self._http: HttpServer | None = None
         self._identity = identity.claim(config.data_dir)
         try:
@@ -161,12 +161,11 @@ class Node:
             self._http = self._http_server()
         self.facts = self._facts()
         if config.discovery is not None:
-            from kvstore.server.cell import open_cell  # gRPC is loaded for this alone
-            from kvstore.server.fetching import Fetching
+            from kvstore.server.joined import Joined  # gRPC is loaded for this alone
 
-            self._cell = open_cell(config, self.facts, self.store.journal.room()[0])
-            if self._cell is not None and config.fetch == "on":
-                self._fetching = Fetching(self.store, self._cell, handlers, config.fetch_wait)
+            self._joined = Joined(config, self.facts, self.store, handlers)
+            if self._calls is not None:
+                self._calls.moving = self._joined.moves
 
     def _control_server(self) -> ControlServer:
         from kvstore.node.control import Control
@@ -175,8 +174,8 @@ class Node:
         config = self.config
         assert config.control_address is not None
         cluster = self._cluster_status if config.discovery is not None else None
-        control = Control(self.store, self._events, config.max_keys, config.peer_timeout, self.stat, cluster)
-        return ControlServer(config, config.control_address, control, self._metrics)
+        self._calls = Control(self.store, self._events, config.max_keys, config.peer_timeout, self.stat, cluster)
+        return ControlServer(config, config.control_address, self._calls, self._metrics)
 
     def _http_server(self) -> HttpServer:
         address = self.config.http_address
@@ -227,31 +226,25 @@ class Node:
         return stat_reply(self.store.stat(), self.facts)
 
     def _cluster_status(self) -> pb.ClusterStatusReply:
-        from kvstore.server.cell import status_reply
-
-        if self._cell is None:
+        if self._joined is None:
             raise Unavailable("this node is starting; ask again")
-        return status_reply(self._cell, self.config.discovery)
+        return self._joined.status()
 
     def _drains(self) -> bool:
-        return self._cell is not None and self._cell.member.draining
+        return self._joined is not None and self._joined.cell.member.draining
 
     def _visible(self) -> bool:
-        return self._cell is None or self._cell.visible
+        return self._joined is None or self._joined.cell.visible
 
     def _who(self) -> bytes:
-        return self._cell.member.to_json() if self._cell is not None else b""
+        return self._joined.cell.member.to_json() if self._joined is not None else b""
 
     def _gauges(self) -> Iterator[Metric]:
         yield from store_metrics(self.store.stat())
         connections = self._data.connections if self._data else 0
         yield from node_metrics(self.facts, connections, self._events.watchers, self.readiness.ready)
-        if self._cell is not None:
-            from kvstore.server.cell import cell_metrics
-
-            yield from cell_metrics(self._cell)
-        if self._fetching is not None:
-            yield from self._fetching.metrics()
+        if self._joined is not None:
+            yield from self._joined.metrics()
 
     def _index_page(self) -> Page:
         facts = self.facts
@@ -278,8 +271,8 @@ class Node:
         if self._control:
             self._control.start()
         self._data.start()
-        if self._cell:
-            self._cell.start()
+        if self._joined:
+            self._joined.start()
         self.readiness.started(self._control.say_ready if self._control else None)
         facts = self.facts
         if facts.insecure:
@@ -299,10 +292,8 @@ class Node:
         """Stops serving; requests in progress may finish within the grace. The memory file stays."""
         self.readiness.stopping()
         self._events.close()
-        if self._cell:
-            self._cell.stop()
-        if self._fetching:
-            self._fetching.stop()
+        if self._joined:
+            self._joined.stop()
         self._close_servers(self.config.shutdown_grace)
         self.store.close()
         self._identity.close()
