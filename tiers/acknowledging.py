@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.core.errors import Unsupported
 from kvstore.core.keys import KeyArray
@@ -70,7 +71,13 @@ class Puts:
         codes[mine] = PutOutcome.NOT_DURABLE
         if self._movement is not None:  # for lack of room some may have had to go since they were stored
             codes[mine[self._movement.durability.absent(namespace, keys[mine])]] = PutOutcome.NO_SPACE
+        self._count(codes[mine])
         return codes.tobytes()
+
+    def _count(self, late: npt.NDArray[np.uint8]) -> None:
+        with self._state.lock:
+            for outcome in (PutOutcome.NOT_DURABLE, PutOutcome.NO_SPACE) if len(late) else ():
+                self._state.counters["put_blocks_" + outcome.name.lower()] += int(np.count_nonzero(late == outcome))
 
     def check_ack(self, ack: int) -> None:
         """Raises Unsupported when this store never keeps what it would say. A disk in trouble is no reason: blocks are

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +14,7 @@ from kvstore.tiers.columns import IntArray
 from kvstore.tiers.namespaces import Namespace
 from kvstore.tiers.sessions import Session, SessionTable
 from kvstore.tiers.tier import SlotArray, U32Array
+from kvstore.tiers.values import Held
 
 NO_ROWS: IntArray = np.empty(0, np.int64)
 
@@ -25,6 +28,7 @@ class Lease:
     slots: int
     bytes: int
     positions: npt.NDArray[np.int64] | None
+    since: float = 0.0  # on time.monotonic
 
 
 @dataclass(slots=True)
@@ -62,6 +66,21 @@ class Reservation:
     @property
     def chunks(self) -> list[int]:
         return [self.namespace.cuts[part].count for part in self.parts]
+
+
+def held(sessions: Iterable[Session]) -> Held:
+    """Called under the lock."""
+    now, found = time.monotonic(), Held()
+    for session in sessions:
+        reserved = sum(one.bytes for one in session.reservations.values())
+        oldest = next(iter(session.leases.values()), None)  # they are in the order in which they were given
+        age = now - oldest.since if oldest is not None and oldest.since else 0.0
+        found = Held(
+            found.leases + len(session.leases), found.leased_bytes + max(0, session.bytes_held - reserved),
+            max(found.oldest_lease, age), found.reservations + len(session.reservations),
+            found.reserved_bytes + reserved,
+        )  # fmt: skip
+    return found
 
 
 class Holdings:

@@ -41,6 +41,7 @@ class Found:
     slots: list[SlotArray]  # by part
     generations: list[U32Array]
     part_rows: list[IntArray]
+    loaded: bool = False  # it was waited for
 
 
 def part_mask(namespace: Namespace, parts: Sequence[int]) -> tuple[tuple[int, ...], int]:
@@ -261,7 +262,7 @@ class Matcher:
     def _enter(self, session: Session, rows: IntArray, slots: SlotArray, size: int) -> Lease:
         holdings = self._state.holdings
         positions = holdings.take(session, slots, size)
-        lease = Lease(holdings.next_id(), rows, len(slots), size, positions)
+        lease = Lease(holdings.next_id(), rows, len(slots), size, positions, time.monotonic())
         session.leases[lease.id] = lease
         return lease
 
@@ -283,6 +284,7 @@ class Matcher:
             generations=flat(found.generations),
             checksums=checksums.reshape(-1),
             miss=miss,
+            loaded=found.loaded,
         )
 
     def checksums(self, slots: SlotArray, chunks: range) -> U64Array:

@@ -77,6 +77,7 @@ class Move:
     context: object = None
     running: bool = False
     owed: bool = False
+    since: float = 0.0  # when it was asked for
     tickets: list[MoveTicket] = field(default_factory=list)
 
     @property
@@ -116,6 +117,10 @@ class MoveSchedule:
     def waiting(self, priority: Priority) -> int:
         """Moves of a priority that have not started."""
         return len(self._queues[priority])
+
+    def next_since(self, priority: Priority) -> float | None:
+        """Since when the next move of a priority waits; None: none does."""
+        return next((move.since for move in self._queues[priority].values()), None)
 
     def find(self, unit: Unit, target: TierKind) -> Move | None:
         """The move of a part to a tier, waiting or under way."""
@@ -264,11 +269,12 @@ class Mover:
     def request(self, moves: Sequence[Move], owner: Hashable = None, deadline: float | None = None) -> list[MoveTicket]:
         """Moves somebody waits for; ``deadline`` on time.monotonic. As many tickets as were admitted: fewer than
         moves means that the queue is full."""
-        tickets: list[MoveTicket] = []
+        tickets, now = list[MoveTicket](), time.monotonic()
         with self._changed:
             self._check_open()
             try:
                 for move in moves:
+                    move.since = now
                     tickets.append(self._schedule.request(move, owner, deadline))
             except Busy:
                 pass
@@ -277,11 +283,12 @@ class Mover:
 
     def demote(self, moves: Sequence[Move]) -> int:
         """Moves nobody waits for; gives how many were new and admitted."""
-        admitted = 0
+        admitted, now = 0, time.monotonic()
         with self._changed:
             self._check_open()
             try:
                 for move in moves:
+                    move.since = now
                     admitted += self._schedule.demote(move)
             except Busy:
                 pass
@@ -309,6 +316,17 @@ class Mover:
         """Moves waiting by priority."""
         with self._changed:
             return {priority.name.lower(): self._schedule.waiting(priority) for priority in Priority}
+
+    def waiting_seconds(self) -> dict[str, float]:
+        """How long the next move of each priority has waited; 0: none waits."""
+        now = time.monotonic()
+        with self._changed:
+            since = {priority.name.lower(): self._schedule.next_since(priority) for priority in Priority}
+        return {name: 0.0 if at is None else max(0.0, now - at) for name, at in since.items()}
+
+    def waiting_max(self) -> dict[str, int]:
+        """Moves that may wait by priority."""
+        return {priority.name.lower(): self._schedule.bounds.queued[priority] for priority in Priority}
 
     def close(self) -> None:
         """Drops what has not started, waits for what has."""

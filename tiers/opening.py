@@ -93,5 +93,5 @@ def nvme_report(placement: Placement | None, movement: Movement | None) -> NvmeR
     blocks = int(np.count_nonzero(placement.on_nvme[: placement.index.rows_used]))
     return NvmeReport(
         health.state, health.reason, health.since, health.advice, blocks, movement.demoter.admission.threshold,
-        counters, mover.waiting(),
+        counters, mover.waiting(), mover.waiting_seconds(), mover.waiting_max(), did.backlog, did.bad_slots,
     )  # fmt: skip

@@ -92,6 +92,7 @@ class Reader:
         """Damaged in DRAM: the block goes, unless NVMe has it and nobody else looks at it here."""
         state = self._state
         with state.lock:
+            state.counters["verify_failed_blocks"] += 1
             placement = state.placement
             whole = placement is not None and placement.clean(row) and state.index.leases_at[row] == 1
             if placement is not None and whole:
@@ -128,6 +129,7 @@ class Reader:
                 come = promoter.wait(ask.namespace, tickets, deadline)
                 tries += not come
                 found, bad = self._sound(ask, again=True)
+                found.loaded = True
             finally:
                 self._let_go(held)
             failed = failed or bad

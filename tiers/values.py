@@ -203,7 +203,8 @@ class Acquired:
 
     ``offsets`` (bytes in the memory file) and ``generations``, shape (blocks - first_block) x parts, block-major;
     offset 0: this window or state part is not here. ``checksums``: of the chunks asked for, in the same order.
-    ``prefix_blocks``: the prefix found, also where a bound cut ``blocks`` short.
+    ``prefix_blocks``: the prefix found, also where a bound cut ``blocks`` short. ``loaded``: it waited for NVMe;
+    ``remote``: for other nodes.
     """
 
     lease: int
@@ -213,6 +214,8 @@ class Acquired:
     generations: U32Array
     checksums: U64Array
     miss: MissReason
+    loaded: bool = False
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +248,8 @@ class Prefetched:
 class NvmeReport:
     """The NVMe tier: state ok, degraded, read_only or failed, why, since when (seconds since the epoch), what to do.
 
-    ``counters`` only grow; ``threshold``: score that is written now; ``waiting``: moves queued by priority.
+    ``counters`` only grow; ``threshold``: score that is written now; ``waiting``: moves queued by priority, how many
+    may be, and how long the next one of each waits. ``backlog``: changes of the index that are not durable yet.
     """
 
     state: str
@@ -256,6 +260,21 @@ class NvmeReport:
     threshold: float
     counters: dict[str, int]
     waiting: dict[str, int]
+    waiting_seconds: dict[str, float] = field(default_factory=dict)
+    waiting_max: dict[str, int] = field(default_factory=dict)
+    backlog: int = 0
+    bad_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What sessions hold: to read, to write. ``oldest_lease``: age in seconds, 0 without one."""
+
+    leases: int = 0
+    leased_bytes: int = 0
+    oldest_lease: float = 0.0
+    reservations: int = 0
+    reserved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +286,7 @@ class StoreStat:
     blocks: int
     writing: int
     leased_blocks: int
-    leases: int
-    reservations: int
+    held: Held
     sessions: int
     orphan_sessions: int
     unverified: int
@@ -278,6 +296,14 @@ class StoreStat:
     namespaces: tuple[NamespaceStat, ...] = ()
     pins: PinStat = PinStat()
     nvme: NvmeReport | None = None
+
+    @property
+    def leases(self) -> int:
+        return self.held.leases
+
+    @property
+    def reservations(self) -> int:
+        return self.held.reservations
 
 
 NO_OFFSETS: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
