@@ -74,3 +74,4 @@ clean:  ## remove what the targets above made, but for .venv
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 include mk/vllm.mk
+include mk/soak.mk

@@ -55,7 +55,7 @@ class Net:
         self.names = list(names)
         self.address = {name: f"10.77.0.{number}" for number, name in enumerate(self.names, 1)}
         self.links = {(a, b): Link() for a in self.names for b in self.names if a != b}
-        self._by_byte = {number: name for number, name in enumerate(self.names, 1)}
+        self._by_byte = dict(enumerate(self.names, 1))
         self._spaces: dict[str, int] = {}
         self._taps: dict[str, int] = {}
         self._waiting: list[tuple[float, int, int, bytes]] = []  # when, number, where to, packet
@@ -225,7 +225,7 @@ def _run_apart(action: Callable[[], T]) -> T:
     def run() -> None:
         try:
             results.append(action())
-        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+        except BaseException as error:  # raised below, in the thread that asked
             failures.append(error)
 
     thread = threading.Thread(target=run)

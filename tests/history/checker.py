@@ -1,0 +1,239 @@
+"""Whether a history keeps the promises of a cell. Pure: records in, violations out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tests.history.record import EVICT, LOOKUPS, MATCH, PUT, READS, Event, History, Op
+from tests.history.world import Block, World
+
+ALLOWANCE = 1.0  # seconds that a call may end after its deadline, besides those for which the caller did not run
+LOSES = {"visible": ("reboot", "wipe"), "durable": ("wipe",), "replicated": ("reboot", "wipe")}
+
+
+@dataclass(frozen=True)
+class Violation:
+    """``rule``: bytes, phantom, late, raised, lost, stale, evicted, disagreement, copies."""
+
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A put that was acknowledged: so many leading blocks of a chain are owed to whoever looks for them."""
+
+    tenant: str
+    chain: int
+    blocks: int
+    ack: str
+    node: int
+    since: float  # when the put began
+    given: float  # when it was acknowledged
+    version: int
+    name: str
+
+
+def check(history: History, world: World, replicas: int) -> list[Violation]:
+    """All violations, of all rules."""
+    return [
+        *_raised(history.ops),
+        *_late(history.ops),
+        *_evicted(history.events),
+        *_bytes(history, world),
+        *_lost(history, world, replicas),
+        *_disagreements(history.ops),
+        *_copies(history, world, replicas),
+    ]
+
+
+# --- what a call may do ---------------------------------------------------------------------------------------
+
+
+def _raised(ops: Iterable[Op]) -> Iterator[Violation]:
+    for op in ops:
+        if op.error:
+            yield Violation("raised", f"{op.name}: {op.error}")
+
+
+def _late(ops: Iterable[Op]) -> Iterator[Violation]:
+    for op in ops:
+        if op.end is None:
+            continue
+        over = op.end - op.start - op.timeout - op.late
+        if over > ALLOWANCE:
+            yield Violation("late", f"{op.name} ended {over:.2f} s after its deadline of {op.timeout:g} s")
+
+
+def _evicted(events: Iterable[Event]) -> Iterator[Violation]:
+    """Nothing can be owed by a store that was too full to keep it: a run has to have room enough."""
+    for event in events:
+        if event.what == "evicted" and event.count:
+            yield Violation("evicted", f"node {event.node} evicted {event.count} blocks; the run has too little room")
+
+
+# --- every byte is one that was put -----------------------------------------------------------------------------
+
+
+def _bytes(history: History, world: World) -> Iterator[Violation]:
+    first_put = _first_puts(history.ops, world)
+    for op in history.ops:
+        if op.kind not in READS or op.end is None:
+            continue
+        blocks, oldest = world.blocks(op.chain), _version_at(history.events, op.tenant, op.start)
+        for index, found in op.seen:
+            versions = first_put.get((op.tenant, blocks[index]), {})
+            of = [version for version in versions if world.digest(op.tenant, blocks[index], version) == found]
+            if not of:
+                rule = "bytes" if versions else "phantom"
+                yield Violation(rule, f"{op.name}, block {index} holds what nobody put there")
+            elif versions[of[0]] > op.end:
+                yield Violation("phantom", f"{op.name}, block {index} was read before anyone put it")
+            elif of[0] < oldest:
+                text = f"block {index} is of version {of[0]}, void since version {oldest} was told of"
+                yield Violation("stale", f"{op.name}, {text}")
+
+
+def _first_puts(ops: Iterable[Op], world: World) -> dict[tuple[str, Block], dict[int, float]]:
+    """Which versions of a block were ever put, and since when."""
+    found: dict[tuple[str, Block], dict[int, float]] = defaultdict(dict)
+    for op in ops:
+        if op.kind == PUT:
+            for block in world.blocks(op.chain)[op.first : op.blocks]:
+                found[op.tenant, block].setdefault(op.version, op.start)
+    return found
+
+
+def _version_at(events: Iterable[Event], tenant: str, at: float) -> int:
+    """How often all nodes had voided a namespace by then."""
+    return sum(event.count for event in events if event.what == "rotated" and event.tenant == tenant and event.at < at)
+
+
+# --- what was acknowledged is found -------------------------------------------------------------------------------
+
+
+def _lost(history: History, world: World, replicas: int) -> Iterator[Violation]:
+    promises = promised(history.ops)
+    drops = _Drops(history.ops, world)
+    for op in history.ops:
+        if not op.must or op.kind not in LOOKUPS or op.end is None:
+            continue
+        for promise in promises[op.tenant, op.chain]:
+            if op.found < promise.blocks and promise.given <= op.start:
+                if not kept(promise, op.start, history.events, replicas) or drops.hit(promise, op.end):
+                    continue
+                text = f"found {op.found} of {promise.blocks} blocks, {promise.ack} since {promise.name}"
+                yield Violation("lost", f"{op.name} at node {op.node} {text}")
+                break
+
+
+def promised(ops: Iterable[Op]) -> dict[tuple[str, int], list[Promise]]:
+    """By tenant and chain."""
+    found: dict[tuple[str, int], list[Promise]] = defaultdict(list)
+    for op in ops:
+        if op.kind == PUT and op.complete and op.end is not None:
+            found[op.tenant, op.chain].append(
+                Promise(op.tenant, op.chain, op.blocks, op.ack, op.node, op.start, op.end, op.version, op.name)
+            )
+    return found
+
+
+def kept(promise: Promise, at: float, events: Iterable[Event], replicas: int) -> bool:
+    """Whether a promise still binds: whoever loses things did not lose all that the acknowledgement spoke of, and
+    a node that has it can be reached."""
+    copies, full = (replicas, replicas) if promise.ack == "replicated" else (1, 1)
+    down: set[int] = set()
+    for event in events:
+        if event.at > at:
+            break
+        if event.what in ("kill", "pause", "reboot", "wipe", "isolate"):
+            down.add(event.node)
+        elif event.what in ("start", "resume"):
+            down.discard(event.node)
+        elif event.what == "heal":
+            down.clear()
+        if event.at < promise.since:
+            continue
+        if event.what in LOSES[promise.ack] and _may_hold(promise, event.node):
+            copies -= 1
+        elif event.what == "whole" and copies > 0:
+            copies = full
+        elif event.what == "rotated" and event.tenant == promise.tenant:
+            return False
+    return copies - sum(_may_hold(promise, node) for node in down) > 0
+
+
+def _may_hold(promise: Promise, node: int) -> bool:
+    return promise.ack == "replicated" or promise.node in (-1, node)
+
+
+class _Drops:
+    """Blocks that were evicted by name, and when that was over."""
+
+    def __init__(self, ops: Iterable[Op], world: World) -> None:
+        self._world = world
+        self._found: list[tuple[Op, frozenset[Block]]] = [
+            (op, frozenset(world.blocks(op.chain)[op.first : op.blocks])) for op in ops if op.kind == EVICT
+        ]
+
+    def hit(self, promise: Promise, by: float) -> bool:
+        """Whether such a call may have taken one of the promised blocks after it was put: with its subtree, so also
+        one further down."""
+        owed = self._world.blocks(promise.chain)[: promise.blocks]
+        return any(
+            op.tenant == promise.tenant
+            and op.start <= by
+            and (op.end is None or op.end >= promise.since)
+            and not gone.isdisjoint(owed)
+            for op, gone in self._found
+        )
+
+
+# --- when all is quiet ---------------------------------------------------------------------------------------------
+
+
+def _disagreements(ops: Iterable[Op]) -> Iterator[Violation]:
+    """Audits by match that belong together carry the same timeout and version mark: ``ack`` names the audit."""
+    found: dict[tuple[str, str, int], dict[int, Op]] = defaultdict(dict)
+    for op in ops:
+        if op.must and op.kind == MATCH and op.ack and op.end is not None:
+            found[op.ack, op.tenant, op.chain][op.node] = op
+    for (audit, tenant, chain), by_node in found.items():
+        answers = {node: op.found for node, op in by_node.items()}
+        if len(set(answers.values())) > 1:
+            text = ", ".join(f"node {node}: {count}" for node, count in sorted(answers.items()))
+            yield Violation(
+                "disagreement", f"{audit}: blocks of {tenant} chain {chain} differ by whom is asked: {text}"
+            )
+
+
+def _copies(history: History, world: World, replicas: int) -> Iterator[Violation]:
+    """Every promise of copies is kept by so many nodes again once all is whole."""
+    counts: dict[float, dict[tuple[str, int], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for one in history.holdings:
+        counts[one.at][one.tenant, one.chain].append(one.blocks)
+    for at, found in counts.items():
+        for promise in owed_copies(history, world, replicas, at):
+            held = found.get((promise.tenant, promise.chain))
+            if held is not None and sum(blocks >= promise.blocks for blocks in held) < min(replicas, len(held)):
+                text = f"nodes have {held} blocks of {promise.blocks}, replicated since {promise.name}"
+                yield Violation("copies", f"{promise.tenant} chain {promise.chain}: {text}")
+
+
+def owed_copies(history: History, world: World, replicas: int, at: float) -> list[Promise]:
+    """Promises that so many nodes are to keep by then."""
+    drops = _Drops(history.ops, world)
+    return [
+        promise
+        for found in promised(history.ops).values()
+        for promise in found
+        if promise.ack == "replicated"
+        and promise.given <= at
+        and kept(promise, at, history.events, replicas)
+        and not drops.hit(promise, at)
+    ]

@@ -1,0 +1,357 @@
+"""A cell under load from client processes, what is done to it, and the audits in between. All of it is written down."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli.cluster import as_dict
+from kvstore.cli.control import control
+from kvstore.transport.batch import GetCall
+from kvstore.transport.plan import make_plan
+from kvstore.transport.tcp import TcpTransport
+from kvstore.transport.wire import Address
+from kvstore.v1 import control_pb2 as pb
+from tests.cluster.netlab import Net, net
+from tests.history.caller import Caller
+from tests.history.checker import Promise, Violation, check, owed_copies, promised
+from tests.history.gate import Gate
+from tests.history.nodes import ROOT, NetEtcd, NetNode
+from tests.history.record import Event, History, Holding, Writer, read
+from tests.history.world import TENANTS, World, spec
+from tests.integration.nodes import PATIENCE
+
+SUSPECT, GONE = 2.0, 2.0  # seconds
+CAPACITY = "160MiB"  # room for all that there is, on each node
+_ALIVE = ("live", "draining")
+
+
+@dataclass
+class Options:
+    """Of a run. ``etcd``: how many members; 0: a static list."""
+
+    seed: int = 1
+    nodes: int = 3
+    replicas: int = 2
+    etcd: int = 0
+    nvme: bool = True
+    chains: int = 160
+    network_clients: int = 1
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+class Run:
+    def __init__(self, folder: Path, wires: Net, options: Options) -> None:
+        self.folder, self.net, self.options = folder, wires, options
+        self.world = World(options.seed, options.chains)
+        self.gate = Gate(folder)
+        self.dice = random.Random(f"{options.seed}/run")
+        self.etcd = self._etcd()
+        self.nodes: list[NetNode] = []
+        self.clients: list[subprocess.Popen[bytes]] = []
+        self._callers: dict[int, Caller] = {}
+        self._log = Writer(folder / "harness.jsonl")
+        self._audits = self._made = self.spawned = 0
+        self._cuts: set[frozenset[int]] = set()
+
+    # --- making it -----------------------------------------------------------------------------------------
+
+    def _etcd(self) -> NetEtcd | None:
+        if not self.options.etcd:
+            return None
+        folder = self.folder / "etcd"
+        folder.mkdir()
+        made = NetEtcd(self.net, "etcd", folder, self.options.etcd)
+        made.start()
+        return made
+
+    def add_node(self) -> NetNode:
+        """The next one, not started."""
+        number = len(self.nodes)
+        hosts = [self.net.address[name] for name in self.net.names if name.startswith("node")]
+        static = "static://" + ",".join(f"{address}:7001" for address in hosts[: self.options.nodes])
+        discovery = f"etcd://{','.join(self.etcd.clients)}/history" if self.etcd else static
+        folder = self.folder / f"node{number}"
+        nvme = {"nvme_dir": str(folder / "nvme"), "nvme_capacity": CAPACITY, "nvme_segment_bytes": "8MiB"}
+        made = NetNode(
+            self.net, f"node{number}", number, folder,
+            capacity=CAPACITY, discovery=discovery, suspect_after=SUSPECT, gone_after=GONE,
+            replicas=self.options.replicas, **(nvme if self.options.nvme else {}), **self.options.settings,
+        )  # fmt: skip
+        self.nodes.append(made)
+        return made
+
+    def start(self) -> None:
+        for _ in range(self.options.nodes):
+            self.add_node().begin()
+        for one in self.nodes:
+            one.await_start()
+        self.settle()
+
+    def load(self) -> None:
+        """A client beside each node, and those of the network that know them all."""
+        for one in self.nodes[: self.options.nodes]:
+            self.client(f"beside{one.number}", one)
+        for number in range(self.options.network_clients):
+            self.client(f"network{number}", None)
+
+    def client(self, name: str, beside: NetNode | None) -> None:
+        where = {"target": beside.target if beside else "kv://" + ",".join(one.address for one in self.nodes)}
+        acks = ["visible", *(["replicated"] * 2 if self.options.replicas > 1 else []), *self._durable()]
+        flags = {
+            "name": name, "seed": self.options.seed, "folder": self.folder, "acks": ",".join(acks),
+            "chains": self.options.chains, "node": beside.number if beside else -1, **where,
+        }  # fmt: skip
+        command = [sys.executable, "-m", "tests.history.client", *(f"--{key}={value}" for key, value in flags.items())]
+        with open(self.folder / f"{name}.err", "ab") as err:
+            host = beside.host if beside else "clients"
+            self.clients.append(self.net.popen(host, command, stderr=err, cwd=ROOT))
+
+    def _durable(self) -> list[str]:
+        return ["durable"] if self.options.nvme else []
+
+    # --- doing things to it --------------------------------------------------------------------------------
+
+    def event(self, what: str, node: int = -1, **more: Any) -> None:
+        self._log.add(Event(what, time.monotonic(), node, **more))
+
+    def kill(self, one: NetNode, loses: str = "") -> None:
+        """SIGKILL; ``loses`` "memory" as when its machine crashes, "disk" as when it is replaced by an empty one."""
+        self.event({"": "kill", "memory": "reboot", "disk": "wipe"}[loses], one.number)
+        one.kill(signal.SIGKILL)
+        self._forget(one)
+        if loses == "memory":
+            one.lose_memory()
+        elif loses:
+            one.lose_disk()
+
+    def restart(self, one: NetNode) -> None:
+        one.start()
+        self.event("start", one.number)
+
+    def pause(self, one: NetNode) -> None:
+        self.event("pause", one.number)
+        one.signal(signal.SIGSTOP)
+
+    def resume(self, one: NetNode) -> None:
+        one.signal(signal.SIGCONT)
+        self._forget(one)
+        self.event("resume", one.number)
+
+    def cut(self, a: NetNode, b: NetNode, one_way: bool = False) -> None:
+        self.event("cut", a.number, detail=f"{'to' if one_way else 'and'} node {b.number}")
+        self._cuts.add(frozenset((a.number, b.number)))
+        self.net.cut(a.host, b.host, one_way=one_way)
+
+    def isolate(self, one: NetNode) -> None:
+        self.event("isolate", one.number)
+        self._cuts |= {frozenset((one.number, other.number)) for other in self.nodes if other is not one}
+        self.net.isolate(one.host)
+
+    def spoil(self, **values: float) -> None:
+        self.event("note", detail=f"wires: {values}")
+        self.net.spoil(**values)
+
+    def heal(self) -> None:
+        self.net.heal()
+        self._cuts.clear()
+        self.event("heal")
+
+    def rotate(self, tenant: str) -> None:
+        """New weights: all that the namespace holds is void, on all nodes."""
+        with self.gate.emptied():
+            caller = self._caller(self.dice.choice(self._awake()))
+            caller.rotate(tenant)
+            self.gate.turn(tenant)
+            self.event("rotated", tenant=tenant, count=1)
+
+    def breathe(self, seconds: float) -> None:
+        """Lets the load go on. A client that ended by itself is a failure."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.1)
+            for process in self.clients:
+                assert process.poll() is None, f"a client ended: {self.complaints()}"
+
+    def complaints(self) -> str:
+        return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.err"))
+
+    # --- looking at it -------------------------------------------------------------------------------------
+
+    def _awake(self) -> list[NetNode]:
+        return [one for one in self.nodes if one.process is not None and _runs(one.process)]
+
+    def _linked(self, a: NetNode, b: NetNode) -> bool:
+        return frozenset((a.number, b.number)) not in self._cuts
+
+    def settle(self) -> None:
+        """Until each node knows of those that it can reach what they hold, and that the others are away."""
+        troubles: list[str] = ["not looked yet"]
+        end = time.monotonic() + PATIENCE
+        while troubles := self._unsettled():
+            assert time.monotonic() < end, f"the cell did not settle: {troubles}"
+            time.sleep(0.1)
+
+    def _unsettled(self) -> list[str]:
+        awake = self._awake()
+        blocks = {one.number: one.stat()["blocks"] for one in awake}
+        found = []
+        for asked in awake:
+            peers = {peer["node_id"]: peer for peer in cluster_status(asked)["peers"]}
+            for other in self.nodes:
+                if other is asked:
+                    continue
+                known = peers.get(other.node_id) if other in awake else _at(peers.values(), other)
+                alive = known is not None and known["state"] in _ALIVE
+                wanted = other in awake and self._linked(asked, other)
+                if alive != wanted:
+                    found.append(f"node {asked.number} says of {other.number}: {known and known['state']}")
+                elif wanted and known["blocks"] != blocks[other.number]:
+                    text = f"node {asked.number} knows {known['blocks']} of {blocks[other.number]} blocks"
+                    found.append(f"{text} of node {other.number}")
+        return found
+
+    def history(self) -> History:
+        return read(self.folder.glob("*.jsonl"))
+
+    def audit(self, nodes: Sequence[NetNode] | None = None, agree: bool = True) -> None:
+        """Without load: what was acknowledged is found, whichever node is asked, and is read from one of them."""
+        asked = list(nodes or self._awake())
+        with self.gate.emptied():
+            self.settle()
+            self._audits += 1
+            for (tenant, chain), owed in sorted(_longest(promised(self.history().ops)).items()):
+                for one in asked:
+                    name = f"audit {self._audits}" if agree else f"audit {self._audits} of node {one.number}"
+                    self._caller(one).match(tenant, chain, self.world.chain(chain).length, 10.0, audit=name)
+                self._caller(self.dice.choice(asked)).get(tenant, chain, owed, 10.0, must=True)
+
+    def _caller(self, one: NetNode) -> Caller:
+        if one.number not in self._callers:
+            self._made += 1
+            name = f"audit{self._made}"
+            log = self.folder / f"{name}.jsonl"
+            self._callers[one.number] = Caller(name, self.world, one.target, one.number, log)
+        return self._callers[one.number]
+
+    def _forget(self, one: NetNode) -> None:
+        """A client remembers for a while that a node did not answer; an audit is not to."""
+        caller = self._callers.pop(one.number, None)
+        if caller is not None:
+            caller.close()
+
+    def await_whole(self) -> None:
+        """Until all copies that are owed are there again, without load; what is there is written down."""
+        with self.gate.emptied():
+            self.settle()
+            end = time.monotonic() + PATIENCE
+            owed = owed_copies(self.history(), self.world, self.options.replicas, time.monotonic())
+            while True:
+                holdings = self._holdings(owed)
+                short = _short(owed, holdings, min(self.options.replicas, len(self._awake())))
+                if not short or time.monotonic() > end:
+                    break
+                time.sleep(0.2)
+            for holding in holdings:
+                self._log.add(holding)
+        if not short:
+            self.event("whole")
+
+    def _holdings(self, owed: list[Promise]) -> list[Holding]:
+        found, at = [], time.monotonic()
+        for one in self._awake():
+            with contextlib.closing(_peer(one)) as transport:
+                until = time.monotonic() + PATIENCE
+                for tenant in TENANTS:
+                    described = spec(tenant)
+                    handle = transport.open_namespace(described.canonical(), described.root, False, until).handle
+                    plan = make_plan(described.parts, (), None)
+                    for chain in sorted({promise.chain for promise in owed if promise.tenant == tenant}):
+                        keys = self._caller(one).keys(tenant, chain)
+                        blocks = transport.match(GetCall(handle, keys.raw, 0, plan), until).blocks
+                        found.append(Holding(at, one.number, tenant, chain, blocks))
+        return found
+
+    def check(self) -> list[Violation]:
+        """Of all that was written down so far."""
+        for one in self._awake():
+            self.event("evicted", one.number, count=one.stat()["counters"].get("dropped_blocks_evicted", 0))
+        return check(self.history(), self.world, self.options.replicas)
+
+    def close(self) -> None:
+        for process in self.clients:
+            process.kill()
+            process.wait()
+        for caller in self._callers.values():
+            caller.close()
+        for one in self.nodes:
+            one.remove()
+        if self.etcd:
+            self.etcd.close()
+        self._log.close()
+        self.gate.close()
+
+
+@contextlib.contextmanager
+def running(options: Options, spare: int = 0) -> Iterator[Run]:
+    """A started cell; ``spare``: hosts for further nodes. Nothing is left of it."""
+    hosts = [f"node{number}" for number in range(options.nodes + spare)]
+    folder = Path(tempfile.mkdtemp(prefix="kvstore-history-"))
+    try:
+        with net([*hosts, "clients", *(["etcd"] if options.etcd else [])]) as wires:
+            run = Run(folder, wires, options)
+            try:
+                run.start()
+                yield run
+            finally:
+                run.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def cluster_status(one: NetNode) -> Any:
+    with control(f"grpc://{one.control}", PATIENCE) as stub:
+        return as_dict(stub.ClusterStatus(pb.ClusterStatusRequest()))
+
+
+def _runs(process: subprocess.Popen[bytes]) -> bool:
+    """Neither ended nor stopped."""
+    if process.poll() is not None:
+        return False
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+
+
+def _at(peers: Any, other: NetNode) -> Any:
+    """What is said of a node that is away, which may have no id any more."""
+    return next((one for one in peers if one["data_address"] == other.address and one["state"] in _ALIVE), None)
+
+
+def _peer(one: NetNode) -> TcpTransport:
+    host, _, port = one.data.rpartition(":")
+    return TcpTransport(Address(host=host, port=int(port)), time.monotonic() + PATIENCE, node_id=b"another node of it")
+
+
+def _longest(promises: dict[tuple[str, int], list[Promise]]) -> dict[tuple[str, int], int]:
+    return {where: max(one.blocks for one in found) for where, found in promises.items()}
+
+
+def _short(owed: list[Promise], holdings: list[Holding], copies: int) -> list[Promise]:
+    """Promises that fewer nodes keep than are to."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for one in holdings:
+        found.setdefault((one.tenant, one.chain), []).append(one.blocks)
+    return [
+        promise
+        for promise in owed
+        if sum(blocks >= promise.blocks for blocks in found.get((promise.tenant, promise.chain), [])) < copies
+    ]
