@@ -96,7 +96,7 @@ class Namespaces:
         spec = parse_canonical(canonical)
         found = self._by_root.get(spec.root)
         if found is not None and found.rotating:
-            raise Busy("the namespace is being rotated; try again in a moment", root=spec.root.hex())
+            raise Busy("the namespace is being rotated; try again in a moment", bound="rotation")
         nearest = self._nearest(spec) if found is None else None
         differs = tuple(differing_fields(nearest.spec, spec)) if nearest else ()
         if strict and nearest:
@@ -123,7 +123,7 @@ class Namespaces:
     def start_rotation(self, namespace: Namespace) -> None:
         """From now on nobody finds a block of it, and nobody begins to write one. Raises Busy when somebody does it."""
         if namespace.rotating or namespace.dropping:
-            raise Busy("the namespace is being rotated or dropped already", root=namespace.root.hex())
+            raise Busy("the namespace is being rotated or dropped already", bound="rotation")
         namespace.rotating = True
         self._by_handle.pop(namespace.handle, None)
         namespace.generation += 1

@@ -35,6 +35,7 @@ class Registry:
                     f"there are {len(state.sessions)} sessions, max_sessions is {table.max_sessions}; close some, or "
                     "raise it",
                     limit=table.max_sessions,
+                    bound="max_sessions",
                 )
             session = Session(index, shared_memory, name, table.max_leased_slots)
             if shared_memory:

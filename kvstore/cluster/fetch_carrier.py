@@ -87,6 +87,7 @@ class Carrier:
             raise
         finally:
             self._count("seconds", time.perf_counter() - began)
+            self._count("batches", 1)
         if got < len(slots.outcomes):
             fitting = self._moved(batch, slots, got)
             if fitting is None:

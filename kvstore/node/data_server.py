@@ -130,6 +130,7 @@ class DataServer:
             header = lane.next_header()
             if header is not None:
                 lane.read_message(header)
+                self._metrics.error(code_name(self._full()), self._full())
                 self._seldom.warn("full", str(self._full()))
                 lane.send_error(header.op, self._full(), header.request_id)
                 lane.linger()
@@ -143,6 +144,7 @@ class DataServer:
         return Busy(
             f"the node has its {self._config.max_connections} connections; try later, or raise max_connections",
             want=self._config.max_connections,
+            bound="max_connections",
         )
 
     # --- serving --------------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ class DataServer:
             _log.error("%s failed", header.op.name, exc_info=error)
         in_step = not closes(error) and lane.drain()
         if header.one_way:  # nobody waits for an answer
-            self._metrics.count("error", code_name(error))
+            self._metrics.error(code_name(error), error)
         else:
             self._fail(lane, header.op, error, header.request_id)
         lane.tally.request(header.op, time.perf_counter() - start, header.payload_len - lane.payload_left, 0)
@@ -211,7 +213,7 @@ class DataServer:
         return in_step
 
     def _fail(self, lane: Lane, op: int, error: Exception, request_id: int) -> None:
-        self._metrics.count("error", code_name(error))
+        self._metrics.error(code_name(error), error)
         if isinstance(error, ProtocolError) or (isinstance(error, Busy) and op == Op.HELLO):
             self._seldom.warn(code_name(error), f"a client on {lane.transport} was refused: {error}")
         with contextlib.suppress(Unavailable):

@@ -64,7 +64,7 @@ class Events:
     def _enter(self) -> None:
         with self._lock:
             if self.watchers >= MAX_WATCHERS:
-                raise Busy(f"{MAX_WATCHERS} watch the events of this node already; try later", limit=MAX_WATCHERS)
+                raise Busy(f"{MAX_WATCHERS} watch the events of this node already; try later", bound="event_watchers")
             self.watchers += 1
 
     def close(self) -> None:

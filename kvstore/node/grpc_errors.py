@@ -44,10 +44,13 @@ def unary(metrics: NodeMetrics, name: str, run: Callable[[Any, grpc.ServicerCont
 
     def call(request: Any, context: grpc.ServicerContext) -> _T:
         metrics.count("control", name)
+        began = time.monotonic()
         try:
             return run(request, context)
         except Exception as error:
             _abort(metrics, name, error, context)
+        finally:
+            metrics.control(name, time.monotonic() - began)
 
     return call
 
@@ -59,10 +62,13 @@ def streaming(
 
     def call(request: Any, context: grpc.ServicerContext) -> Iterator[_T]:
         metrics.count("control", name)
+        began = time.monotonic()
         try:
             yield from run(request, context)
         except Exception as error:
             _abort(metrics, name, error, context)
+        finally:
+            metrics.control(name, time.monotonic() - began)
 
     return call
 
@@ -70,7 +76,7 @@ def streaming(
 def _abort(metrics: NodeMetrics, name: str, error: Exception, context: grpc.ServicerContext) -> NoReturn:
     if not context.is_active():
         raise error  # the caller is gone, there is nobody to tell
-    metrics.count("error", code_name(error))
+    metrics.error(code_name(error), error)
     if not isinstance(error, KVStoreError):
         _log.error("%s failed", name, exc_info=error)
         error = InternalError(f"internal error ({type(error).__name__}); the node's log has the details")

@@ -41,12 +41,15 @@ Routes = Mapping[str, Callable[[], Page]]
 
 
 class HttpServer:
-    """Serves pages by path. At most ``limit`` requests are worked on; one more is answered 503."""
+    """Serves pages by path. At most ``limit`` requests are worked on; ``refused`` is told of each one answered 503."""
 
-    def __init__(self, address: Address, routes: Routes, limit: int) -> None:
+    def __init__(
+        self, address: Address, routes: Routes, limit: int, refused: Callable[[], None] = lambda: None
+    ) -> None:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._server = _server_class(family)((address.host, address.port), _handler(routes))
         self._server.slots = threading.BoundedSemaphore(limit)
+        self._server.refused = refused
         self.address = Address(address.host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="http", daemon=True)
 
@@ -67,6 +70,7 @@ class _Server(ThreadingMixIn, HTTPServer):
     block_on_close = False
     request_queue_size = 64
     slots: threading.BoundedSemaphore
+    refused: Callable[[], None]
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer's own asks the name service for this host's name
@@ -79,6 +83,7 @@ class _Server(ThreadingMixIn, HTTPServer):
                 self.slots.release()
                 raise
             return
+        self.refused()
         request.sendall(b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n")
         self.shutdown_request(request)
 

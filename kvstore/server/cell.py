@@ -21,6 +21,8 @@ from kvstore.cluster.prefix_index import PrefixIndex
 from kvstore.core.errors import ConfigError
 from kvstore.node import units
 from kvstore.node.config import NodeConfig
+from kvstore.node.metrics import catalog_node as known
+from kvstore.node.metrics.family import Labels, sampled, single
 from kvstore.node.report import Facts
 from kvstore.transport.frame import VERSION
 from kvstore.v1 import control_pb2 as pb
@@ -167,28 +169,14 @@ def _member_reply(member: Member) -> pb.ClusterMember:
 
 def cell_metrics(cell: Cell) -> Iterator[Metric]:
     """Who is there, how far behind, and how full the index is."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
     peers, index = cell.peers(), cell.index
-    counts = Counter(peer.state for peer in peers)
-    nodes = GaugeMetricFamily("kvstore_cell_nodes", "Other nodes of the cell, by state.", labels=["state"])
-    for state in State:
-        nodes.add_metric([state.value], counts[state])
-    lag = GaugeMetricFamily(
-        "kvstore_cell_event_lag_seconds", "Time since what is known of a node's blocks was complete.", labels=["node"]
-    )
-    for peer in peers:
-        if peer.lag is not None:
-            lag.add_metric([peer.member.node_id.hex()], peer.lag)
-    yield from (nodes, lag)
-    problem = int(bool(cell.problem))
-    yield GaugeMetricFamily("kvstore_cell_discovery_problem", "1 while discovery does not work.", value=problem)
-    yield GaugeMetricFamily(
-        "kvstore_cell_unanswered", "Addresses at which no node of the cell answers.", value=len(cell.unanswered)
-    )
-    yield GaugeMetricFamily("kvstore_cell_index_blocks", "Blocks of other nodes in the index.", value=index.entries)
-    yield GaugeMetricFamily("kvstore_cell_index_max_blocks", "Room for blocks there.", value=index.max_entries)
-    yield GaugeMetricFamily("kvstore_cell_index_bytes", "Memory of the index when it is full.", value=index.nbytes)
-    yield CounterMetricFamily(
-        "kvstore_cell_index_dropped", "Blocks that were not noted, for want of room.", value=index.dropped
-    )
+    counts = Counter(peer.state.value for peer in peers)
+    yield sampled(known.CELL_NODES, {(state.value,): counts[state.value] for state in State})
+    lags: dict[Labels, float] = {(peer.member.node_id.hex(),): peer.lag for peer in peers if peer.lag is not None}
+    yield sampled(known.CELL_LAG, lags)
+    yield single(known.CELL_PROBLEM, int(bool(cell.problem)))
+    yield single(known.CELL_UNANSWERED, len(cell.unanswered))
+    yield single(known.CELL_BLOCKS, index.entries)
+    yield single(known.CELL_MAX_BLOCKS, index.max_entries)
+    yield single(known.CELL_BYTES, index.nbytes)
+    yield single(known.CELL_DROPPED, index.dropped)

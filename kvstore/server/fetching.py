@@ -15,6 +15,8 @@ from kvstore.core.keys import KeyArray
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.node.handlers import Handlers
 from kvstore.node.layout import layout_of
+from kvstore.node.metrics import catalog_node as known
+from kvstore.node.metrics.family import sampled, single
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import ChainSlice
 
@@ -83,24 +85,22 @@ class Fetching:
         return fetch_metrics(self.fetcher)
 
 
+_COUNTERS = (
+    ("blocks", known.FETCHED),
+    ("bytes", known.FETCHED_BYTES),
+    ("batches", known.FETCH_BATCHES),
+    ("seconds", known.FETCH_SECONDS),
+    ("joined_blocks", known.FETCH_JOINED),
+    ("busy_blocks", known.FETCH_BUSY),
+)
+_FAILED = "failed_"
+
+
 def fetch_metrics(fetcher: Fetcher) -> Iterator[Metric]:
     """What was fetched, what was not and why, and the time it took."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
     counters = fetcher.counters
-    for name, metric, text in (
-        ("blocks", "kvstore_fetched_blocks", "Blocks fetched from other nodes for readers of this one."),
-        ("bytes", "kvstore_fetched_bytes", "Bytes of these blocks."),
-        ("seconds", "kvstore_fetch_seconds", "Time that batches of blocks took to arrive, added up."),
-        ("joined_blocks", "kvstore_fetch_joined_blocks", "Blocks that were on their way for another reader already."),
-        ("busy_blocks", "kvstore_fetch_busy_blocks", "Blocks that were not fetched because too many waited."),
-    ):
-        yield CounterMetricFamily(metric, text, value=counters.get(name, 0))
-    failures = CounterMetricFamily("kvstore_fetch_failures", "Blocks that did not come, by reason.", labels=["reason"])
-    for name, count in sorted(counters.items()):
-        if name.startswith("failed_"):
-            failures.add_metric([name.removeprefix("failed_")], count)
-    yield failures
-    yield GaugeMetricFamily(
-        "kvstore_fetch_under_way", "Blocks on their way, or waiting for it.", value=fetcher.under_way
-    )
+    for name, family in _COUNTERS:
+        yield single(family, counters.get(name, 0))
+    failed = {name.removeprefix(_FAILED): count for name, count in counters.items() if name.startswith(_FAILED)}
+    yield sampled(known.FETCH_FAILURES, {(reason,): count for reason, count in failed.items()})
+    yield single(known.FETCHING, fetcher.under_way)

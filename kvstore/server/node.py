@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ from kvstore.node.handlers import Greeting, Handlers
 from kvstore.node.health import Readiness, health_page, probe_routes
 from kvstore.node.http_server import HttpServer, Page, json_page
 from kvstore.node.listen import port_error
-from kvstore.node.metrics import Collector, NodeMetrics, render
-from kvstore.node.report import Facts, node_metrics, stat_reply, store_metrics
+from kvstore.node.metrics import Collector, NodeMetrics, node_metrics, render, store_metrics
+from kvstore.node.report import Facts, stat_reply
 from kvstore.node.sessions import Sessions
 from kvstore.node.units import show_size
 from kvstore.server.leftovers import listed
@@ -188,7 +189,8 @@ class Node:
             **probe_routes(self.readiness),
         }
         try:
-            return HttpServer(address, routes, self.config.http_connections)
+            refused = partial(self._metrics.count, "busy", "http_connections")
+            return HttpServer(address, routes, self.config.http_connections, refused)
         except OSError as error:
             raise port_error(address, "http_address", error) from None
 
@@ -242,7 +244,8 @@ class Node:
     def _gauges(self) -> Iterator[Metric]:
         yield from store_metrics(self.store.stat())
         connections = self._data.connections if self._data else 0
-        yield from node_metrics(self.facts, connections, self._events.watchers, self.readiness.ready)
+        state = (self._events.watchers, self.readiness.ready, self._drains())
+        yield from node_metrics(self._metrics, self.facts, connections, *state)
         if self._joined is not None:
             yield from self._joined.metrics()
 
@@ -274,6 +277,7 @@ class Node:
         if self._joined:
             self._joined.start()
         self.readiness.started(self._control.say_ready if self._control else None)
+        self._metrics.serving()
         facts = self.facts
         if facts.insecure:
             _log.warning("allow_insecure_network is set: whoever reaches these addresses may read and write all blocks")

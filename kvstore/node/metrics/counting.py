@@ -1,66 +1,102 @@
-"""Counting on the hot path, and what /metrics makes of it.
+"""Counting on the hot path.
 
-Each connection counts into plain lists of its own, so nothing is locked and no increment is lost; a scrape adds
-them up together with the store's own numbers.
+Each connection counts into numbers of its own, so nothing is locked and no increment is lost; a scrape adds them up.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from kvstore.core.errors import Busy
+from kvstore.node.metrics.catalog_node import BUCKETS, NONE, SIZES, TIERS
+from kvstore.node.metrics.family import Histogram
 from kvstore.transport.frame import Op
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-# Upper bounds in seconds: from a small request over a unix socket to a large batch that waits for a slow peer.
-BUCKETS = (25e-6, 50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
-_SLOTS = max(Op) + 1
+_TIERS = len(TIERS)
+_ROWS = (max(Op) + 1) * _TIERS
+
+
+class Row:
+    """Numbers of one op whose blocks come from one tier."""
+
+    __slots__ = ("bytes_in", "bytes_out", "seconds", "sizes")
+
+    def __init__(self) -> None:
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.seconds = Histogram(BUCKETS)
+        self.sizes = Histogram(SIZES)
+
+    def add(self, other: Row) -> None:
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        self.seconds.add(other.seconds)
+        self.sizes.add(other.sizes)
 
 
 class Tally:
-    """Numbers of one connection, indexed by op. Written by one thread, read by any."""
+    """Numbers of one connection. Written by one thread, read by any. ``transport`` is said again once it is known how
+    bytes move."""
 
-    __slots__ = ("bytes_in", "bytes_out", "latency", "seconds", "transport")
+    __slots__ = ("_rows", "transport")
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
-        self.bytes_in = [0] * _SLOTS
-        self.bytes_out = [0] * _SLOTS
-        self.seconds = [0.0] * _SLOTS
-        self.latency = [[0] * (len(BUCKETS) + 1) for _ in range(_SLOTS)]
+        self._rows: list[Row | None] = [None] * _ROWS
 
-    def request(self, op: int, seconds: float, bytes_in: int, bytes_out: int) -> None:
-        """Counts one request: payload bytes and the time from its first byte to the end of its reply."""
-        self.bytes_in[op] += bytes_in
-        self.bytes_out[op] += bytes_out
-        self.seconds[op] += seconds
-        self.latency[op][bisect_left(BUCKETS, seconds)] += 1
+    def request(self, op: int, seconds: float, bytes_in: int, bytes_out: int, tier: int = NONE) -> None:
+        """Counts one request: bytes of blocks, the slowest tier they came from, and the time from its first byte to the
+        end of its reply."""
+        row = self._row(op * _TIERS + tier)
+        row.seconds.observe(seconds)
+        if bytes_in or bytes_out:
+            row.bytes_in += bytes_in
+            row.bytes_out += bytes_out
+            row.sizes.observe(bytes_in + bytes_out)
+
+    def rows(self) -> Iterable[tuple[str, str, Row]]:
+        """Those that counted anything, by names of op and tier."""
+        for op in Op:
+            for tier, name in enumerate(TIERS):
+                row = self._rows[op * _TIERS + tier]
+                if row is not None:
+                    yield op.name.lower(), name, row
 
     def add(self, other: Tally) -> None:
         """Takes another tally's numbers in."""
-        for op in range(_SLOTS):
-            self.bytes_in[op] += other.bytes_in[op]
-            self.bytes_out[op] += other.bytes_out[op]
-            self.seconds[op] += other.seconds[op]
-            for bucket, count in enumerate(other.latency[op]):
-                self.latency[op][bucket] += count
+        for at, row in enumerate(other._rows):
+            if row is not None:
+                self._row(at).add(row)
+
+    def _row(self, at: int) -> Row:
+        row = self._rows[at]
+        if row is None:
+            row = self._rows[at] = Row()
+        return row
 
 
 class NodeMetrics:
     """All numbers of the node that the store does not count itself."""
 
     def __init__(self) -> None:
-        self.started = time.monotonic()
+        self.started = time.time()
+        self.recovery_seconds = 0.0
+        self._opened = time.monotonic()
         self._lock = threading.Lock()
         self._live: set[Tally] = set()
         self._ended: dict[str, Tally] = {}
         self._rare: Counter[tuple[str, str]] = Counter()
+        self._control: dict[str, Histogram] = {}
+        self._sources: list[Callable[[], Iterable[Metric]]] = []
+
+    # --- the hot path ---------------------------------------------------------------------------------------
 
     def tally(self, transport: str) -> Tally:
         """A tally for a new connection; give it to :meth:`retire` at its end."""
@@ -75,90 +111,56 @@ class NodeMetrics:
             self._live.discard(tally)
             self._ended.setdefault(tally.transport, Tally(tally.transport)).add(tally)
 
-    def count(self, what: str, label: str = "") -> None:
-        """Counts something rare (an error, a connection cut), under a lock."""
+    def totals(self) -> dict[str, Tally]:
+        """Sums by transport."""
+        sums: dict[str, Tally] = {}
         with self._lock:
-            self._rare[what, label] += 1
+            for tally in [*self._ended.values(), *self._live]:
+                sums.setdefault(tally.transport, Tally(tally.transport)).add(tally)
+        return sums
+
+    # --- rare things, under a lock --------------------------------------------------------------------------
+
+    def count(self, what: str, label: str = "", amount: int = 1) -> None:
+        """Counts something rare (an error, a connection cut)."""
+        with self._lock:
+            self._rare[what, label] += amount
+
+    def error(self, code: str, error: BaseException) -> None:
+        """Counts a request that is answered with an error."""
+        self.count("error", code)
+        if isinstance(error, Busy):
+            self.count("busy", error.details.get("bound", "other"))
+
+    def control(self, method: str, seconds: float) -> None:
+        """Counts a call of the control plane that has ended."""
+        with self._lock:
+            self._control.setdefault(method, Histogram(BUCKETS)).observe(seconds)
 
     def rare(self) -> dict[tuple[str, str], int]:
         """Counts of :meth:`count` so far."""
         with self._lock:
             return dict(self._rare)
 
-    def totals(self) -> dict[str, Tally]:
-        """Sums by transport."""
+    def control_seconds(self) -> dict[tuple[str, ...], Histogram]:
+        """Times of :meth:`control` so far, by method."""
         with self._lock:
-            sums = {name: Tally(name) for name in {*self._ended, *(tally.transport for tally in self._live)}}
-            for tally in [*self._ended.values(), *self._live]:
-                sums[tally.transport].add(tally)
-        return sums
+            copies = {method: Histogram(BUCKETS) for method in self._control}
+            for method, copy in copies.items():
+                copy.add(self._control[method])
+        return {(method,): copy for method, copy in copies.items()}
 
+    # --- the rest of the node -------------------------------------------------------------------------------
 
-class Collector:
-    """Feeds prometheus-client at scrape time. ``gauges`` gives further metrics of the store and servers."""
+    def serving(self) -> None:
+        """The start is over."""
+        self.recovery_seconds = time.monotonic() - self._opened
 
-    def __init__(self, metrics: NodeMetrics, further: Callable[[], Iterable[Metric]]) -> None:
-        self._metrics = metrics
-        self._further = further
+    def register(self, source: Callable[[], Iterable[Metric]]) -> None:
+        """A further source of metrics, asked at each scrape. Its families must be in the catalog."""
+        with self._lock:
+            self._sources.append(source)
 
-    def collect(self) -> Iterator[Metric]:
-        yield from _traffic(self._metrics)
-        yield from _rare(self._metrics)
-        yield from self._further()
-
-
-def _traffic(metrics: NodeMetrics) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-
-    labels = ["op", "transport"]
-    received = CounterMetricFamily("kvstore_received_bytes", "Payload bytes received.", labels=labels)
-    sent = CounterMetricFamily("kvstore_sent_bytes", "Payload bytes sent.", labels=labels)
-    latency = HistogramMetricFamily(
-        "kvstore_request_seconds", "Time to answer a request of the data path.", labels=labels
-    )
-    for transport, tally in sorted(metrics.totals().items()):
-        for op in Op:
-            if not any(tally.latency[op]):
-                continue
-            label = [op.name.lower(), transport]
-            received.add_metric(label, tally.bytes_in[op])
-            sent.add_metric(label, tally.bytes_out[op])
-            latency.add_metric(label, _cumulative(tally.latency[op]), tally.seconds[op])
-    yield from (received, sent, latency)
-
-
-def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
-    out: list[tuple[str, float]] = []
-    total = 0
-    for bound, count in zip((*map(str, BUCKETS), "+Inf"), counts, strict=True):
-        total += count
-        out.append((bound, total))
-    return out
-
-
-_RARE = {  # what -> (metric, help, label name)
-    "error": ("kvstore_errors", "Requests answered with an error, by code.", "code"),
-    "connection": ("kvstore_connections_accepted", "Connections accepted, by transport.", "transport"),
-    "refused": ("kvstore_connections_refused", "Connections refused because a bound is reached.", "transport"),
-    "cut": ("kvstore_connections_cut", "Connections closed by the node, by cause.", "cause"),
-    "control": ("kvstore_control_calls", "Calls of the gRPC control plane, by method.", "method"),
-}
-
-
-def _rare(metrics: NodeMetrics) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily
-
-    families = {what: CounterMetricFamily(name, text, labels=[label]) for what, (name, text, label) in _RARE.items()}
-    for (what, label), count in sorted(metrics.rare().items()):
-        families[what].add_metric([label], count)
-    yield from families.values()
-
-
-def render(collector: Collector) -> tuple[bytes, str]:
-    """The /metrics page and its content type."""
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
-    from prometheus_client.exposition import generate_latest
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+    def sources(self) -> list[Callable[[], Iterable[Metric]]]:
+        with self._lock:
+            return list(self._sources)

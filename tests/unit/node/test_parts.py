@@ -102,12 +102,12 @@ def test_numbers_of_living_and_ended_connections_add_up() -> None:
     metrics.count("error", "busy")
     found = scraped(metrics)
     assert found['kvstore_received_bytes_total{op="put",transport="tcp"}'] == 300
-    assert found['kvstore_request_seconds_count{op="put",transport="tcp"}'] == 3
-    assert found['kvstore_request_seconds_sum{op="put",transport="tcp"}'] == pytest.approx(0.006)
-    assert found['kvstore_request_seconds_bucket{le="0.001",op="put",transport="tcp"}'] == 1
-    assert found['kvstore_request_seconds_bucket{le="0.0025",op="put",transport="tcp"}'] == 2
-    assert found['kvstore_request_seconds_bucket{le="10.0",op="put",transport="unix"}'] == 0
-    assert found['kvstore_request_seconds_bucket{le="+Inf",op="put",transport="unix"}'] == 1
+    assert found['kvstore_request_seconds_count{op="put",tier="none",transport="tcp"}'] == 3
+    assert found['kvstore_request_seconds_sum{op="put",tier="none",transport="tcp"}'] == pytest.approx(0.006)
+    assert found['kvstore_request_seconds_bucket{le="0.001",op="put",tier="none",transport="tcp"}'] == 1
+    assert found['kvstore_request_seconds_bucket{le="0.0025",op="put",tier="none",transport="tcp"}'] == 2
+    assert found['kvstore_request_seconds_bucket{le="10.0",op="put",tier="none",transport="unix"}'] == 0
+    assert found['kvstore_request_seconds_bucket{le="+Inf",op="put",tier="none",transport="unix"}'] == 1
     assert found['kvstore_errors_total{code="busy"}'] == 1
 
 
