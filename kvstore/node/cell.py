@@ -110,7 +110,7 @@ class CellReads:
         if not found.lease or request.whole:
             if found.lease:
                 self._store.release(session.stored, [found.lease])
-            found = self._store.acquire(*ask)
+            found = replace(self._store.acquire(*ask), remote=True)
         if found.lease and not request.whole and found.prefix_blocks < reach and found.miss not in _HERE_FIRST:
             return replace(found, prefix_blocks=reach, miss=MissReason.NONE)
         return found

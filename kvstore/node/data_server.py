@@ -16,7 +16,7 @@ from kvstore.node.handlers import Handlers, code_name
 from kvstore.node.lane import Lane, Reply, closes, request_id_of
 from kvstore.node.listen import listen_tcp, listen_unix, remove_unix
 from kvstore.node.logs import Seldom
-from kvstore.node.metrics import NodeMetrics
+from kvstore.node.metrics import DRAM, NONE, NodeMetrics
 from kvstore.node.sessions import Sessions
 from kvstore.node.units import Address
 from kvstore.transport.frame import Header, Limits, Op
@@ -188,9 +188,18 @@ class DataServer:
         except Exception as error:
             return self._answer_error(lane, header, error, start)
         sent = self._answer(lane, header, reply)
-        lane.tally.request(header.op, time.perf_counter() - start, header.payload_len, sent)
+        self._count(lane, header, reply, time.perf_counter() - start, sent)
         self._handlers.after()
         return header.op is not Op.BYE
+
+    def _count(self, lane: Lane, header: Header, reply: Reply, seconds: float, sent: int) -> None:
+        if header.op is Op.HELLO:
+            lane.tally.transport = lane.carrier
+        taken, given = header.payload_len + reply.taken, sent + reply.given
+        tier = reply.tier or (DRAM if taken or given else NONE)
+        lane.tally.request(header.op, seconds, taken, given, tier)
+        if reply.damaged:
+            self._metrics.count("damaged", lane.tally.transport, reply.damaged)
 
     def _answer(self, lane: Lane, header: Header, reply: Reply) -> int:
         try:

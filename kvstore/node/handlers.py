@@ -32,6 +32,7 @@ from kvstore.node.checks import (
 )
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layouts
+from kvstore.node.metrics import source_of
 from kvstore.node.network import NetworkOps
 from kvstore.node.sessions import NodeSession, Sessions
 from kvstore.tiers.store import BlockStore
@@ -224,7 +225,8 @@ class Handlers:
             prefix_blocks=found.prefix_blocks,
         )
         reply.miss = found.miss  # type: ignore[assignment]
-        return Reply(reply.SerializeToString())
+        given = (found.blocks - request.first_block) * layout.block_bytes if found.lease else 0
+        return Reply(reply.SerializeToString(), given=given, tier=source_of(found))
 
     def _release(self, lane: Lane, session: NodeSession, request: pb.ReleaseRequest) -> Reply:
         if session.shared_memory:
@@ -257,7 +259,8 @@ class Handlers:
         if session.shared_memory:
             reply.offsets.extend(reserved.offsets.tolist())
             reply.generations.extend(reserved.generations.tolist())
-        return Reply(reply.SerializeToString())
+        taken = reserved.outcomes.count(types.PUT_OUTCOME_STORED) * layout.block_bytes if session.shared_memory else 0
+        return Reply(reply.SerializeToString(), taken=taken)
 
     def _write(self, lane: Lane, session: NodeSession, request: pb.WriteRequest) -> Reply:
         if session.shared_memory:
@@ -275,7 +278,7 @@ class Handlers:
         else:
             outcomes = self._network.commit(session, request.reservation, sums, ack, deadline)
         reply = pb.CommitReply(stored=outcomes.count(types.PUT_OUTCOME_STORED), outcomes=outcomes)
-        return Reply(reply.SerializeToString())
+        return Reply(reply.SerializeToString(), damaged=outcomes.count(types.PUT_OUTCOME_CHECKSUM))
 
     def _abort(self, lane: Lane, session: NodeSession, request: pb.AbortRequest) -> Reply:
         if session.shared_memory:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.errors import KVStoreError, ProtocolError, Truncated, Unavailable
-from kvstore.node.metrics import Tally
+from kvstore.node.metrics import NONE, Tally
 from kvstore.node.sessions import NodeSession
 from kvstore.transport.frame import HEADER_BYTES, Flag, Header, Limits, Op, parse_header, send_frame
 from kvstore.transport.wire_error import encode_error
@@ -36,12 +36,20 @@ def _nothing() -> None:
 
 @dataclass(slots=True)
 class Reply:
-    """What a handler answers. ``payload`` is sent from where it lies; ``sent`` runs afterwards, whatever happens."""
+    """What a handler answers. ``payload`` is sent from where it lies; ``sent`` runs afterwards, whatever happens.
+
+    For the metrics: bytes that the client writes (``taken``) or reads (``given``) in shared memory, the slowest
+    ``tier`` that blocks came from, blocks that arrived ``damaged``.
+    """
 
     message: bytes = b""
     payload: Sequence[memoryview] = ()
     descriptors: Sequence[int] = ()
     sent: Callable[[], None] = field(default=_nothing)
+    taken: int = 0
+    given: int = 0
+    tier: int = NONE
+    damaged: int = 0
 
 
 class Lane:
@@ -66,6 +74,13 @@ class Lane:
     def local(self) -> bool:
         """Whether the peer is on this host's unix socket."""
         return self.transport == "unix"
+
+    @property
+    def carrier(self) -> str:
+        """How bytes of blocks move on this connection."""
+        if self.session is None:
+            return self.transport
+        return "shm" if self.session.shared_memory else "peer" if self.session.peer else self.transport
 
     def reachable(self, address: str) -> str:
         """An address of the node as this peer can use it: one that stands for all is the one the peer has reached."""

@@ -12,6 +12,7 @@ from kvstore.node.cell import CellReads
 from kvstore.node.checks import checked_importance, checked_slice, deadline_of
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layout, Layouts
+from kvstore.node.metrics import source_of
 from kvstore.node.network_put import PendingPut, Sums, check_complete, check_payload, receive
 from kvstore.node.outcomes import CHECKSUM, STORED, merge
 from kvstore.node.sessions import NodeSession
@@ -66,7 +67,7 @@ class NetworkOps:
         except BaseException:
             self._release(session, found)
             raise
-        return Reply(message, payload, sent=lambda: self._release(session, found))
+        return Reply(message, payload, sent=lambda: self._release(session, found), tier=source_of(found))
 
     def _check_shared(self, session: NodeSession, handle: int, found: Acquired) -> None:
         """What was rotated here may be of other weights than elsewhere: no other node gets it. Raises Unsupported."""
@@ -121,7 +122,8 @@ class NetworkOps:
                 with contextlib.suppress(KVStoreError):  # it may be gone already
                     self._store.abort(session.stored, reserved.id)
             raise
-        return Reply(pb.PutReply(stored=outcomes.count(STORED), outcomes=outcomes).SerializeToString())
+        reply = pb.PutReply(stored=outcomes.count(STORED), outcomes=outcomes)
+        return Reply(reply.SerializeToString(), damaged=outcomes.count(CHECKSUM))
 
     def _fill(
         self,

@@ -187,8 +187,8 @@ def test_metrics_have_what_a_dashboard_needs(running: NodeProcess) -> None:
     assert found['kvstore_misses_total{reason="absent"}'] == 2
     assert found['kvstore_received_bytes_total{op="put",transport="unix"}'] == len(payload_of(keys_of(3)))
     assert found['kvstore_sent_bytes_total{op="get",transport="tcp"}'] == 300_000
-    assert found['kvstore_request_seconds_count{op="get",transport="tcp"}'] == 1
-    assert found['kvstore_request_seconds_bucket{le="+Inf",op="get",transport="tcp"}'] == 1
+    assert found['kvstore_request_seconds_count{op="get",tier="dram",transport="tcp"}'] == 1
+    assert found['kvstore_request_seconds_bucket{le="+Inf",op="get",tier="dram",transport="tcp"}'] == 1
     assert found['kvstore_tier_used_bytes{tier="dram"}'] >= 300_000
     assert found["kvstore_sessions"] == 2
     assert found["kvstore_connections"] == 2

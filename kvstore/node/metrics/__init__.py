@@ -7,7 +7,7 @@ page. Who has further numbers declares their families in a catalog and registers
 from __future__ import annotations
 
 from kvstore.node.metrics.catalog_node import BUCKETS, DRAM, NONE, NVME, REMOTE
-from kvstore.node.metrics.counting import NodeMetrics, Tally
+from kvstore.node.metrics.counting import NodeMetrics, Tally, source_of
 from kvstore.node.metrics.node import node_metrics
 from kvstore.node.metrics.scrape import Collector, render
 from kvstore.node.metrics.store import store_metrics
@@ -23,5 +23,6 @@ __all__ = [
     "Tally",
     "node_metrics",
     "render",
+    "source_of",
     "store_metrics",
 ]

@@ -139,8 +139,8 @@ NVME_SCRUBBED_BYTES = counter("kvstore_nvme_scrubbed_bytes_total", "Bytes of the
 # --- checks -------------------------------------------------------------------------------------------------
 
 CHECKSUM_FAILURES = counter(
-    "kvstore_checksum_failures_total", "Blocks that failed their checksums, and were given to nobody.",
-    Label("where", ("put", "dram", "nvme"), "put: as they arrived; dram, nvme: at use and at rest"),
+    "kvstore_checksum_failures_total", "Blocks that failed their checksums, at use or at rest; nobody was given them.",
+    Label("where", ("dram", "nvme")),
 )  # fmt: skip
 SCRUBBED = counter("kvstore_scrubbed_blocks_total", "Blocks in DRAM checked at rest.")
 SCRUBBED_BYTES = counter("kvstore_scrubbed_bytes_total", "Bytes of these blocks.")

@@ -51,6 +51,10 @@ BUSY = counter(
     "kvstore_busy_total", "Requests refused because a bound is reached.",
     Label("bound", BOUNDS, "the setting; rotation: its namespace is being rotated or dropped"),
 )  # fmt: skip
+DAMAGED = counter(
+    "kvstore_damaged_blocks_total", "Blocks of puts that did not arrive as they were sent, and were not stored.",
+    TRANSPORT,
+)  # fmt: skip
 ACCEPTED = counter("kvstore_connections_accepted_total", "Connections accepted.", LISTENER)
 REFUSED = counter("kvstore_connections_refused_total", "Connections refused because a bound is reached.", LISTENER)
 CUT = counter(
@@ -145,7 +149,7 @@ PROCESS = (  # made by prometheus-client, and named as by every program that use
 SECTIONS = (
     *STORE_SECTIONS[:1],
     Section("Requests", (REQUEST_SECONDS, REQUEST_BYTES, RECEIVED, SENT, CONTROL_CALLS, CONTROL_SECONDS)),
-    Section("Errors and refusals", (ERRORS, BUSY, ACCEPTED, REFUSED, CUT)),
+    Section("Errors and refusals", (ERRORS, BUSY, DAMAGED, ACCEPTED, REFUSED, CUT)),
     *STORE_SECTIONS[1:-1],
     Section(
         "Cell",

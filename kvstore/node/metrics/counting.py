@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from kvstore.core.errors import Busy
-from kvstore.node.metrics.catalog_node import BUCKETS, NONE, SIZES, TIERS
+from kvstore.node.metrics.catalog_node import BUCKETS, DRAM, NONE, NVME, REMOTE, SIZES, TIERS
 from kvstore.node.metrics.family import Histogram
+from kvstore.tiers.values import Acquired
 from kvstore.transport.frame import Op
 
 if TYPE_CHECKING:
@@ -80,6 +81,15 @@ class Tally:
         if row is None:
             row = self._rows[at] = Row()
         return row
+
+
+def source_of(found: Acquired) -> int:
+    """The slowest tier that an answer came from."""
+    if found.remote:
+        return REMOTE
+    if found.loaded:
+        return NVME
+    return DRAM if found.lease else NONE
 
 
 class NodeMetrics:

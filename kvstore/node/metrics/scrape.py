@@ -51,6 +51,7 @@ def _traffic(metrics: NodeMetrics) -> Iterator[Metric]:
 _RARE: dict[str, Family] = {
     "error": catalog_node.ERRORS,
     "busy": catalog_node.BUSY,
+    "damaged": catalog_node.DAMAGED,
     "connection": catalog_node.ACCEPTED,
     "refused": catalog_node.REFUSED,
     "cut": catalog_node.CUT,

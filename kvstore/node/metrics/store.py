@@ -77,7 +77,6 @@ _COUNTERS: tuple[tuple[str, Family, tuple[str, ...]], ...] = (
     (r"scrubbed_bad_blocks", known.CHECKSUM_FAILURES, ("nvme",)),
     (r"verify_failed_blocks", known.CHECKSUM_FAILURES, ("dram",)),
     (r"scrub_failed_blocks", known.CHECKSUM_FAILURES, ("dram",)),
-    (r"put_blocks_checksum", known.CHECKSUM_FAILURES, ("put",)),
     (r"scrubbed_blocks", known.SCRUBBED, ()),
     (r"scrubbed_bytes", known.SCRUBBED_BYTES, ()),
     (r"adopted_parts", known.ADOPTED, ()),
