@@ -146,7 +146,8 @@ def promised(ops: Iterable[Op]) -> dict[tuple[str, int], list[Promise]]:
 def kept(promise: Promise, at: float, events: Iterable[Event], replicas: int) -> bool:
     """Whether a promise still binds: whoever loses things did not lose all that the acknowledgement spoke of, and
     a node that has it can be reached."""
-    copies, full = (replicas, replicas) if promise.ack == "replicated" else (1, 1)
+    full = copies = replicas if promise.ack == "replicated" else 1
+    holder = _Holder(promise)
     down: set[int] = set()
     for event in events:
         if event.at > at:
@@ -159,17 +160,33 @@ def kept(promise: Promise, at: float, events: Iterable[Event], replicas: int) ->
             down.clear()
         if event.at < promise.since:
             continue
-        if event.what in LOSES[promise.ack] and _may_hold(promise, event.node):
+        if event.what in LOSES[promise.ack] and holder.may_be(event.node):
             copies -= 1
         elif event.what == "whole" and copies > 0:
             copies = full
+        elif event.what == "drained":
+            holder.moved(event)
         elif event.what == "rotated" and event.tenant == promise.tenant:
             return False
-    return copies - sum(_may_hold(promise, node) for node in down) > 0
+    return copies - sum(map(holder.may_be, down)) > 0
 
 
-def _may_hold(promise: Promise, node: int) -> bool:
-    return promise.ack == "replicated" or promise.node in (-1, node)
+class _Holder:
+    """Which nodes may have what was promised: each of them may be the one that has it. For copies that is any."""
+
+    def __init__(self, promise: Promise) -> None:
+        self._promise = promise
+        self._node = -1 if promise.ack == "replicated" else promise.node
+        self._left: set[int] = set()
+
+    def moved(self, event: Event) -> None:
+        """All that a node had then is on others."""
+        if self._promise.given <= event.at and self._promise.ack != "replicated" and self._node in (-1, event.node):
+            self._node = -1
+            self._left.add(event.node)
+
+    def may_be(self, node: int) -> bool:
+        return node not in self._left and self._node in (-1, node)
 
 
 class _Drops:

@@ -135,10 +135,7 @@ def etcd_killed(run: Run) -> None:
 
 def client_killed(run: Run) -> None:
     """In the middle of whatever it does; its place is taken by another one."""
-    victim = run.dice.randrange(len(run.clients))
-    process = run.clients.pop(victim)
-    process.kill()
-    process.wait()
+    run.dismiss(run.dice.choice(sorted(run.clients)))
     beside = run.dice.choice([*run.nodes, None])
     run.spawned += 1
     run.client(f"later{run.spawned}", beside)

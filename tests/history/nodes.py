@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from tests.cluster.etcd.gateway import Gateway
 from tests.cluster.netlab import Forward, Net
-from tests.integration.nodes import NodeProcess, wait_for
+from tests.integration.nodes import PATIENCE, NodeProcess, wait_for
 
 COMMAND = (sys.executable, "-m", "kvstore.cli")
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +61,15 @@ class NetNode(NodeProcess):
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another command of kvstore on the node's host."""
+        whole, descriptors = self.net.command(self.host, *COMMAND, *arguments)
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("KVSTORE_")}
+        return subprocess.run(
+            whole, pass_fds=descriptors, capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
+            env={**clean, "KVSTORE_TARGET": self.target, "COLUMNS": "200"}, cwd=self.checkout,
+        )  # fmt: skip
 
     def lose_memory(self) -> None:
         """What a crash of its machine does; the process has ended."""

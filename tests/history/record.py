@@ -51,7 +51,7 @@ class Op:
 @dataclass
 class Event:
     """What the harness did or found. ``what``: kill, start, reboot (memory is lost), wipe (memory and disk are lost),
-    pause, resume, cut, heal, whole (all owed copies are there again), rotated, evicted, note."""
+    pause, resume, isolate, cut, heal, whole (all owed copies are there again), drained, rotated, evicted, note."""
 
     what: str
     at: float

@@ -47,6 +47,7 @@ class Options:
     nvme: bool = True
     chains: int = 160
     network_clients: int = 1
+    checkout: Path = ROOT  # whose code the nodes run at first
     settings: dict[str, object] = field(default_factory=dict)
 
 
@@ -58,7 +59,7 @@ class Run:
         self.dice = random.Random(f"{options.seed}/run")
         self.etcd = self._etcd()
         self.nodes: list[NetNode] = []
-        self.clients: list[subprocess.Popen[bytes]] = []
+        self.clients: dict[str, subprocess.Popen[bytes]] = {}
         self._callers: dict[int, Caller] = {}
         self._log = Writer(folder / "harness.jsonl")
         self._audits = self._made = self.spawned = 0
@@ -88,6 +89,7 @@ class Run:
             capacity=CAPACITY, discovery=discovery, suspect_after=SUSPECT, gone_after=GONE,
             replicas=self.options.replicas, **(nvme if self.options.nvme else {}), **self.options.settings,
         )  # fmt: skip
+        made.checkout = self.options.checkout
         self.nodes.append(made)
         return made
 
@@ -99,13 +101,13 @@ class Run:
         self.settle()
 
     def load(self) -> None:
-        """A client beside each node, and those of the network that know them all."""
+        """A client beside each node, and those of the network that know them all. Of the nodes' code."""
         for one in self.nodes[: self.options.nodes]:
-            self.client(f"beside{one.number}", one)
+            self.client(f"beside{one.number}", one, self.options.checkout)
         for number in range(self.options.network_clients):
-            self.client(f"network{number}", None)
+            self.client(f"network{number}", None, self.options.checkout)
 
-    def client(self, name: str, beside: NetNode | None) -> None:
+    def client(self, name: str, beside: NetNode | None, checkout: Path = ROOT) -> None:
         where = {"target": beside.target if beside else "kv://" + ",".join(one.address for one in self.nodes)}
         acks = ["visible", *(["replicated"] * 2 if self.options.replicas > 1 else []), *self._durable()]
         flags = {
@@ -115,7 +117,7 @@ class Run:
         command = [sys.executable, "-m", "tests.history.client", *(f"--{key}={value}" for key, value in flags.items())]
         with open(self.folder / f"{name}.err", "ab") as err:
             host = beside.host if beside else "clients"
-            self.clients.append(self.net.popen(host, command, stderr=err, cwd=ROOT))
+            self.clients[name] = self.net.popen(host, command, stderr=err, cwd=checkout)
 
     def _durable(self) -> list[str]:
         return ["durable"] if self.options.nvme else []
@@ -134,6 +136,30 @@ class Run:
             one.lose_memory()
         elif loses:
             one.lose_disk()
+
+    def stop(self, one: NetNode) -> None:
+        """SIGTERM, as whoever upgrades it does."""
+        self.event("kill", one.number, detail="stopped")
+        assert one.stop() == 0
+        self._forget(one)
+
+    def drain(self, one: NetNode) -> str:
+        """By command; what it printed. All that the node has is on others then."""
+        done = one.command("cluster", "drain")
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.event("drained", one.number)
+        return done.stdout
+
+    def dismiss(self, name: str) -> None:
+        """SIGKILL for a client, in the middle of whatever it does."""
+        process = self.clients.pop(name)
+        process.kill()
+        process.wait()
+
+    def replace(self, one: NetNode) -> None:
+        """A node goes for good, with its disk; the clients beside it go first."""
+        self.dismiss(f"beside{one.number}")
+        self.kill(one, "disk")
 
     def restart(self, one: NetNode) -> None:
         one.start()
@@ -180,8 +206,8 @@ class Run:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(0.1)
-            for process in self.clients:
-                assert process.poll() is None, f"a client ended: {self.complaints()}"
+            for name, process in self.clients.items():
+                assert process.poll() is None, f"client {name} ended: {self.complaints()}"
 
     def complaints(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.err"))
@@ -289,9 +315,8 @@ class Run:
         return check(self.history(), self.world, self.options.replicas)
 
     def close(self) -> None:
-        for process in self.clients:
-            process.kill()
-            process.wait()
+        for name in list(self.clients):
+            self.dismiss(name)
         for caller in self._callers.values():
             caller.close()
         for one in self.nodes:
@@ -317,6 +342,12 @@ def running(options: Options, spare: int = 0) -> Iterator[Run]:
                 run.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def protocol(one: NetNode) -> int:
+    """The version that a node speaks with us."""
+    with contextlib.closing(_peer(one)) as transport:
+        return transport.hello.version
 
 
 def cluster_status(one: NetNode) -> Any:

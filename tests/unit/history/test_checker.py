@@ -268,6 +268,26 @@ def test_two_losses_excuse_unless_it_was_repaired_in_between(story: Story, repai
     assert story.rules() == (["lost"] if repaired else [])
 
 
+@pytest.mark.parametrize("ack", ["visible", "durable"])
+def test_what_was_on_a_drained_node_is_owed_by_the_others(story: Story, ack: str) -> None:
+    story.put(ack)
+    story.event("drained")
+    story.event("wipe")
+    story.get(found=0)
+    assert story.rules() == ["lost"]
+    story.event("wipe", 1)
+    story.get(found=0)
+    assert story.rules() == ["lost"]
+
+
+def test_what_was_put_after_a_drain_goes_with_its_node(story: Story) -> None:
+    story.event("drained")
+    story.put("visible")
+    story.event("wipe")
+    story.get(found=0)
+    assert story.rules() == []
+
+
 def test_a_loss_while_the_put_was_under_way_counts(story: Story) -> None:
     story.event("note")
     put = story.put("visible", timeout=100.0)

@@ -1,0 +1,17 @@
+"""Random faults and random calls by a seed: a few histories of the many of `make soak`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.history.faults import random_faults
+from tests.history.run import running
+from tests.soak.__main__ import options_of
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_history_of_random_faults_keeps_all_promises(seed: int) -> None:
+    with running(options_of(seed)) as run:
+        run.load()
+        random_faults(run, 3)
+        assert [str(violation) for violation in run.check()] == []
