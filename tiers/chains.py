@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -84,6 +86,19 @@ class Chains:
                 return have + int(gap[0])
             have += len(piece)
         return have
+
+    def unused(self, handle: int, key: bytes) -> float:
+        """Seconds since a block was used last; infinite when it is not here. Raises UnknownNamespace."""
+        namespace = self._state.namespaces.by_handle(handle)
+        with self._state.lock:
+            row = self._ready(namespace, key)
+            return self._state.policy.unused(row, time.monotonic()) if row >= 0 else math.inf
+
+    def eviction_age(self) -> float:
+        """Seconds that the block which goes next was not used, by those that went last; 0: nothing has to go."""
+        capacity, free = self._state.journal.room()
+        full = free <= capacity * (1 - self._state.config.low_watermark)
+        return self._state.victims.seconds if full else 0.0
 
     def refuse(self, yes: bool) -> None:
         """From now on new blocks have no place here (NO_SPACE), or have one again."""

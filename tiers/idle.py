@@ -118,6 +118,9 @@ class IdleFirst(EvictionPolicy):
     def last_use(self, rows: IntArray, tier: int = 0) -> Seconds:
         return self.policy.last_use(rows, tier)
 
+    def unused(self, row: int, now: float) -> float:
+        return self.policy.unused(row, now)
+
     def worth(self, rows: IntArray) -> Seconds:
         return self.policy.worth(rows)
 

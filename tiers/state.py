@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from kvstore.tiers.residence import Residence
 from kvstore.tiers.sessions import LockFile, Session, SessionTable
 from kvstore.tiers.tier import NO_SLOT, SlotArray, Tier, TierKind
 from kvstore.tiers.values import StoreConfig
+from kvstore.tiers.victims import VictimAge
 
 if TYPE_CHECKING:
     from kvstore.tiers.nvme.tier import NvmeTier
@@ -62,6 +64,7 @@ class State:
         self.ready_bytes = 0
         self.recovery_seconds = 0.0
         self.touches: deque[IntArray] = deque(maxlen=4096)  # rows used lately, for the stamps in their headers
+        self.victims = VictimAge()
         self.draining = False  # new blocks have no place here
         self.writing = 0  # rows that no part of is READY yet
         self.pins = Pins(self)
@@ -123,6 +126,8 @@ class State:
         index = self.index
         if index.pins_at[row]:
             self.pins.dropped(row)
+        if cause == "evicted":
+            self.victims.note(self.policy.unused(row, time.monotonic()))
         self.policy.removed(row)
         self.journal.gone(row)
         if self.placement:

@@ -45,6 +45,7 @@ class PeerView:
     lag: float | None
     trouble: str
     number: int | None = None  # in the index; None for a node that is not followed
+    eviction_age: float = 0.0  # seconds that its next victim was not used, by its own word; 0: nothing has to go
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class _Link:
     gather: Gather
     complete: float  # when what is known was complete
     free_bytes: int = 0
+    eviction_age: float = 0.0
     trouble: str = ""
     task: asyncio.Task[object] | None = None
 
@@ -230,7 +232,7 @@ class Cell:
         link.gather.flush()
         link.trouble = ""
         if heard.free_bytes is not None:
-            link.free_bytes = heard.free_bytes
+            link.free_bytes, link.eviction_age = heard.free_bytes, heard.eviction_age
         if not link.feed.behind:
             link.complete = self._clock()
         if heard.member:
@@ -276,7 +278,8 @@ def _view(member: Member, state: State, link: _Link | None, blocks: dict[int, in
     if link is None:
         return PeerView(member, state, 0, 0, None, "")
     lag = max(0.0, now - link.complete)
-    return PeerView(member, state, blocks.get(link.number, 0), link.free_bytes, lag, link.trouble, link.number)
+    held = blocks.get(link.number, 0)
+    return PeerView(member, state, held, link.free_bytes, lag, link.trouble, link.number, link.eviction_age)
 
 
 def _tell(change: Change) -> None:

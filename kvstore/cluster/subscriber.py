@@ -34,6 +34,7 @@ class Heard:
     capacity_bytes: int | None = None
     free_bytes: int | None = None
     draining: bool | None = None
+    eviction_age: float = 0.0
     member: bytes = b""  # who it is, as JSON: first in a stream, then when it changes
 
 
@@ -115,6 +116,7 @@ class Subscriber:
                 capacity_bytes=status.capacity_bytes,
                 free_bytes=status.free_bytes,
                 draining=status.draining,
+                eviction_age=status.eviction_age,
             )
         self._listener.heard(heard)
 

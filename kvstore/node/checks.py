@@ -6,15 +6,11 @@ import time
 
 import numpy as np
 
-from kvstore.core.errors import InvalidArgument, TooManyKeys, Unsupported
+from kvstore.core.errors import InvalidArgument, TooManyKeys
 from kvstore.core.keys import KEY_BYTES, KeyArray, key_array
 from kvstore.tiers.tier import TierKind, U16Array
 from kvstore.tiers.values import ChainSlice
 from kvstore.v1 import types_pb2 as types
-
-_ACK_NEEDS = {
-    types.ACK_LEVEL_REPLICATED: ("replicated", "a cluster of several nodes"),
-}
 
 
 def checked_keys(raw: bytes, most: int, *, empty_ok: bool = False) -> KeyArray:
@@ -46,20 +42,6 @@ def checked_slice(chain: types.ChainSlice, most: int) -> ChainSlice:
     if first + len(keys) > 1 << 31:
         raise InvalidArgument(f"block {first + len(keys)} is beyond what a chain may have", field="first_block")
     return ChainSlice(keys, parent, first)
-
-
-def checked_ack(ack: int) -> None:
-    """Raises Unsupported for acknowledgement levels that no node can keep; whether this one keeps "durable" depends on
-    its NVMe tier, and the store says."""
-    if ack in (types.ACK_LEVEL_VISIBLE, types.ACK_LEVEL_DURABLE):
-        return
-    name, needs = _ACK_NEEDS.get(ack, (str(ack), "a newer version"))  # type: ignore[call-overload]
-    raise Unsupported(
-        f"acknowledgement level {name} needs {needs}; this node acknowledges when blocks are visible",
-        field="ack",
-        got=name,
-        want="visible",
-    )
 
 
 def checked_tier(number: int) -> TierKind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -9,8 +10,9 @@ import grpc
 
 from kvstore.core.errors import InvalidArgument, Unavailable
 from kvstore.core.keys import KeyArray
+from kvstore.node.acks import Acks
 from kvstore.node.checks import checked_first, checked_keys, checked_tier, deadline_of
-from kvstore.node.control_put import put
+from kvstore.node.control_put import answer, put
 from kvstore.node.events import Events
 from kvstore.node.grpc_errors import Patience
 from kvstore.node.handlers import open_namespace
@@ -23,6 +25,7 @@ from kvstore.v1 import control_pb2 as pb
 from kvstore.v1 import events_pb2 as events
 
 _T = TypeVar("_T")
+_SHARE = 0.9  # of a caller's time, that a put waits for its copies at most: the answer is to be in time
 
 
 class Control:
@@ -45,6 +48,7 @@ class Control:
         self._stat = stat
         self._cluster = cluster
         self.moving: Moving | None = None  # of a node that is one of a cell
+        self.acks = Acks()
 
     # --- namespaces -----------------------------------------------------------------------------------------
 
@@ -87,7 +91,10 @@ class Control:
 
     def put(self, requests: Iterable[pb.ControlPutRequest], context: grpc.ServicerContext) -> pb.ControlPutReply:
         with Patience(context, self._peer_timeout) as patience:
-            return put(self._store, self._view, self._max_keys, _noted(requests, patience))
+            done = put(self._store, self._view, self._max_keys, self.acks, _noted(requests, patience))
+        left = context.time_remaining()
+        deadline = None if left is None else time.monotonic() + left * _SHARE
+        return answer(self.acks.stored(done.blocks, done.outcomes, done.ack, deadline, context.is_active))
 
     def get(self, request: pb.ControlGetRequest, context: grpc.ServicerContext) -> Iterator[pb.ControlGetReply]:
         view = self._view(request.root)

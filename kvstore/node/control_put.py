@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvstore.core.checksum import chunk_sums, part_seed
 from kvstore.core.errors import InvalidArgument, KVStoreError, WrongBlockSize
 from kvstore.core.keys import KEY_BYTES
-from kvstore.node.checks import checked_ack, checked_importance, checked_slice
+from kvstore.node.acks import Acks, Blocks, sliced
+from kvstore.node.checks import checked_importance, checked_slice
 from kvstore.node.layout import Layout, layout_of
 from kvstore.node.outcomes import STORED, merge
 from kvstore.tiers.sessions import Session
@@ -19,28 +21,42 @@ from kvstore.tiers.values import NamespaceView, Reserved
 from kvstore.v1 import control_pb2 as pb
 
 
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A put that is stored; ``ack``: what is to be acknowledged of it."""
+
+    blocks: Blocks
+    outcomes: bytes
+    ack: int
+
+
 def put(
     store: BlockStore,
     find: Callable[[bytes], NamespaceView],
     max_keys: int,
+    acks: Acks,
     requests: Iterator[pb.ControlPutRequest],
-) -> pb.ControlPutReply:
-    """Serves one Put stream. Whatever goes wrong leaves nothing behind. Raises KVStoreError."""
+) -> Put:
+    """Takes one Put stream. Whatever goes wrong leaves nothing behind. Raises KVStoreError."""
     first = next(requests, None)
     if first is None:
         raise InvalidArgument("the stream of Put is empty; its first message names namespace and keys")
-    checked_ack(first.ack)
+    ack = acks.check(first.ack)
     view = find(first.root)
     layout = layout_of(view.spec, first.parts)
     chain = checked_slice(first.chain, max_keys)
     importance = checked_importance(first.importance, len(chain.keys))
     session = store.open_session(False, "grpc put")
     try:
-        reserved = store.reserve(session, view.handle, chain, layout.parts, first.request_id, importance, 0, first.ack)
+        reserved = store.reserve(session, view.handle, chain, layout.parts, first.request_id, importance, 0, ack)
         filler = _Filler(store, layout, chain.keys.tobytes(), reserved)
-        outcomes = _fill(store, session, filler, first, requests)
+        outcomes = _fill(store, session, filler, first.data, requests, ack)
     finally:
         store.close_session(session)
+    return Put(sliced(view.handle, chain), outcomes, first.ack)
+
+
+def answer(outcomes: bytes) -> pb.ControlPutReply:
     return pb.ControlPutReply(stored=outcomes.count(STORED), outcomes=outcomes)
 
 
@@ -48,12 +64,13 @@ def _fill(
     store: BlockStore,
     session: Session,
     filler: _Filler,
-    first: pb.ControlPutRequest,
+    first: bytes,
     requests: Iterator[pb.ControlPutRequest],
+    ack: int,
 ) -> bytes:
     reserved = filler.reserved
     try:
-        filler.take(first.data)
+        filler.take(first)
         for request in requests:
             filler.take(request.data)
         filler.check_complete()
@@ -65,7 +82,7 @@ def _fill(
     if not reserved.id:
         return reserved.outcomes
     sums = np.concatenate(filler.sums)
-    return merge(reserved.outcomes, store.commit(session, reserved.id, sums, first.ack))
+    return merge(reserved.outcomes, store.commit(session, reserved.id, sums, ack))
 
 
 class _Filler:

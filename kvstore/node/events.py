@@ -27,7 +27,8 @@ class _Encoded:
 
 
 class Events:
-    """``draining`` says whether the node wants no new blocks, ``member`` who it is for its cell. Thread-safe."""
+    """``draining`` says whether the node wants no new blocks, ``member`` who it is for its cell, ``age`` how long the
+    block that goes next was not used. Thread-safe."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Events:
         boot_id: bytes,
         draining: Callable[[], bool],
         member: Callable[[], bytes] = bytes,
+        age: Callable[[], float] = float,
     ) -> None:
         self.boot_id = boot_id
         self.journal = journal
@@ -43,6 +45,7 @@ class Events:
         self.member = member
         self._node_id = node_id
         self._draining = draining
+        self._age = age
         self._lock = threading.Lock()
         self.watchers = 0
         self._encoded: dict[int, _Encoded] = {}
@@ -84,8 +87,9 @@ class Events:
         with self._lock:
             if time.monotonic() - self._status_at > HEARTBEAT / 2:
                 capacity, free = self.journal.room()
-                draining = self._draining()
-                self._status = pb.NodeStatus(capacity_bytes=capacity, free_bytes=free, draining=draining)
+                self._status = pb.NodeStatus(
+                    capacity_bytes=capacity, free_bytes=free, draining=self._draining(), eviction_age=self._age()
+                )
                 self._status_at = time.monotonic()
             return self._status
 

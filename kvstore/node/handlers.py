@@ -20,9 +20,9 @@ from kvstore.core.errors import (
     VersionMismatch,
 )
 from kvstore.core.namespace import root_of
+from kvstore.node.acks import Acks, held, sliced
 from kvstore.node.cell import Cell, CellReads
 from kvstore.node.checks import (
-    checked_ack,
     checked_first,
     checked_importance,
     checked_keys,
@@ -66,7 +66,8 @@ class Handlers:
         self._greeting = greeting
         self._limits = limits
         self._layouts = Layouts(store.spec)
-        self._network = NetworkOps(store, limits, self._layouts)
+        self.acks = Acks()
+        self._network = NetworkOps(store, limits, self._layouts, self.acks)
         self._cell: CellReads | None = None  # of a node that is one of a cell
         self._ops: dict[int, tuple[type[Message], Callable[[Lane, NodeSession, Any], Reply]]] = {
             Op.ATTACH: (pb.AttachRequest, self._attach),
@@ -238,7 +239,7 @@ class Handlers:
     # --- writing --------------------------------------------------------------------------------------------
 
     def _reserve(self, lane: Lane, session: NodeSession, request: pb.ReserveRequest) -> Reply:
-        checked_ack(request.ack)
+        ack, deadline = self.acks.check(request.ack), deadline_of(request.deadline_ms)
         layout = self._layouts.get(request.namespace, request.parts)
         chain = checked_slice(request.chain, self._limits.max_keys)
         importance = checked_importance(request.importance, len(chain.keys))
@@ -250,12 +251,15 @@ class Handlers:
             request.request_id,
             importance,
             request.appended_tokens,
-            request.ack,
-            deadline_of(request.deadline_ms),
+            ack,
+            deadline,
         )
         if not session.shared_memory:
             self._network.opened(session, reserved, chain, layout)
-        reply = pb.ReserveReply(reservation=reserved.id, outcomes=reserved.outcomes)
+        blocks = sliced(request.namespace, chain)
+        with lane.working():
+            outcomes = self.acks.reserved(blocks, reserved.outcomes, request.ack, deadline, session.living)
+        reply = pb.ReserveReply(reservation=reserved.id, outcomes=outcomes)
         if session.shared_memory:
             reply.offsets.extend(reserved.offsets.tolist())
             reply.generations.extend(reserved.generations.tolist())
@@ -268,15 +272,18 @@ class Handlers:
         return self._network.write(lane, session, request)
 
     def _commit(self, lane: Lane, session: NodeSession, request: pb.CommitRequest) -> Reply:
-        checked_ack(request.ack)
+        ack, deadline = self.acks.check(request.ack), deadline_of(request.deadline_ms)
         if len(request.checksums) % 8:
             raise InvalidArgument(f"checksums take 8 bytes each, {len(request.checksums)} are no whole number of them")
         sums = np.frombuffer(request.checksums, dtype="<u8")
-        ack, deadline = request.ack, deadline_of(request.deadline_ms)
+        blocks = held(session.stored, request.reservation)
         if session.shared_memory:
             outcomes = self._store.commit(session.stored, request.reservation, sums, ack, deadline)
         else:
             outcomes = self._network.commit(session, request.reservation, sums, ack, deadline)
+        if blocks is not None:
+            with lane.working():
+                outcomes = self.acks.stored(blocks, outcomes, request.ack, deadline, session.living)
         reply = pb.CommitReply(stored=outcomes.count(types.PUT_OUTCOME_STORED), outcomes=outcomes)
         return Reply(reply.SerializeToString(), damaged=outcomes.count(types.PUT_OUTCOME_CHECKSUM))
 
@@ -288,7 +295,6 @@ class Handlers:
         return _OK
 
     def _put(self, lane: Lane, session: NodeSession, request: pb.PutRequest) -> Reply:
-        checked_ack(request.ack)
         if session.shared_memory:
             raise Unsupported("a shared-memory session puts with RESERVE and COMMIT, not with PUT")
         return self._network.put(lane, session, request)

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.errors import KVStoreError, ProtocolError, Truncated, Unavailable
@@ -188,6 +188,15 @@ class Lane:
         self.deadline = _FOREVER
         if self.session is not None:
             self.session.seen = time.monotonic()
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Within it the node has all that it needs from the peer, which waits for the answer: it need not move."""
+        self.deadline = _FOREVER
+        try:
+            yield
+        finally:
+            self._peer_must_move()
 
     def _peer_must_move(self) -> None:
         self.deadline = time.monotonic() + self.peer_timeout

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvstore.core.errors import ChecksumMismatch, FrameTooLarge, InvalidArgument, KVStoreError, Unsupported
 from kvstore.core.keys import KeyArray
+from kvstore.node.acks import Acks, sliced
 from kvstore.node.cell import CellReads
 from kvstore.node.checks import checked_importance, checked_slice, deadline_of
 from kvstore.node.lane import Lane, Reply
@@ -25,10 +26,11 @@ from kvstore.v1 import data_pb2 as pb
 class NetworkOps:
     """GET, PUT, WRITE, COMMIT and ABORT of sessions that do not map the memory file."""
 
-    def __init__(self, store: BlockStore, limits: Limits, layouts: Layouts) -> None:
+    def __init__(self, store: BlockStore, limits: Limits, layouts: Layouts, acks: Acks) -> None:
         self._store = store
         self._limits = limits
         self._layouts = layouts
+        self._acks = acks
         self.cell: CellReads | None = None
 
     # --- GET ------------------------------------------------------------------------------------------------
@@ -100,6 +102,7 @@ class NetworkOps:
 
     def put(self, lane: Lane, session: NodeSession, request: pb.PutRequest) -> Reply:
         """Reserves, receives into the slots, and commits; whatever goes wrong on the way leaves nothing behind."""
+        ack, deadline = self._acks.check(request.ack), deadline_of(request.deadline_ms)
         layout = self._layouts.get(request.namespace, request.parts)
         chain = checked_slice(request.chain, self._limits.max_keys)
         importance = checked_importance(request.importance, len(chain.keys))
@@ -112,16 +115,19 @@ class NetworkOps:
             request.request_id,
             importance,
             request.appended_tokens,
-            request.ack,
-            deadline_of(request.deadline_ms),
+            ack,
+            deadline,
         )
         try:
-            outcomes = self._fill(lane, session, chain, layout, reserved, request)
+            outcomes = self._fill(lane, session, chain, layout, reserved, ack, deadline)
         except BaseException:
             if reserved.id:
                 with contextlib.suppress(KVStoreError):  # it may be gone already
                     self._store.abort(session.stored, reserved.id)
             raise
+        with lane.working():
+            blocks = sliced(request.namespace, chain)
+            outcomes = self._acks.stored(blocks, outcomes, request.ack, deadline, session.living)
         reply = pb.PutReply(stored=outcomes.count(STORED), outcomes=outcomes)
         return Reply(reply.SerializeToString(), damaged=outcomes.count(CHECKSUM))
 
@@ -132,7 +138,8 @@ class NetworkOps:
         chain: ChainSlice,
         layout: Layout,
         reserved: Reserved,
-        request: pb.PutRequest,
+        ack: int,
+        deadline: float | None,
     ) -> bytes:
         taken = [outcome == STORED for outcome in reserved.outcomes]
         keys = chain.keys[np.array(taken, dtype=np.bool_)].tobytes()
@@ -142,8 +149,7 @@ class NetworkOps:
         if not equal.all():
             self._store.abort(session.stored, reserved.id)
             return merge(reserved.outcomes, bytes([CHECKSUM]) * len(sums))
-        deadline = deadline_of(request.deadline_ms)
-        committed = self._store.commit(session.stored, reserved.id, sums.ravel(), request.ack, deadline)
+        committed = self._store.commit(session.stored, reserved.id, sums.ravel(), ack, deadline)
         return merge(reserved.outcomes, committed)
 
     # --- RESERVE, WRITE, COMMIT, ABORT ------------------------------------------------------------------------

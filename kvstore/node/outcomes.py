@@ -5,7 +5,9 @@ from __future__ import annotations
 from kvstore.v1 import types_pb2 as types
 
 STORED: int = types.PUT_OUTCOME_STORED
+PRESENT: int = types.PUT_OUTCOME_PRESENT
 CHECKSUM: int = types.PUT_OUTCOME_CHECKSUM
+NOT_REPLICATED: int = types.PUT_OUTCOME_NOT_REPLICATED
 
 
 def merge(outcomes: bytes, written: bytes) -> bytes:

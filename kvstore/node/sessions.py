@@ -30,6 +30,10 @@ class NodeSession:
         self.pending: dict[int, PendingPut] = {}
         self.lock = threading.Lock()  # guards `pending`
 
+    def living(self) -> bool:
+        """Whether its client may still wait for an answer."""
+        return not self.ended
+
 
 class Sessions:
     """All living sessions, by token.

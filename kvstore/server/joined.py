@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.cluster.control_links import ControlLinks
 from kvstore.cluster.copier import Copier
+from kvstore.node.acks import Acks
 from kvstore.node.config import NodeConfig
 from kvstore.node.handlers import Handlers
 from kvstore.node.report import Facts
@@ -14,6 +15,7 @@ from kvstore.server.cell import cell_metrics, open_cell, status_reply
 from kvstore.server.copying import Copying
 from kvstore.server.draining import Draining
 from kvstore.server.fetching import Fetching
+from kvstore.server.keeping import Keeping
 from kvstore.server.moving import Moves
 from kvstore.server.replicating import Replicating
 from kvstore.server.warming import Warming
@@ -34,6 +36,8 @@ class Joined:
         self._discovery = config.discovery
         self._fetching = Fetching(store, self.cell, handlers, config.fetch_wait) if config.fetch == "on" else None
         fetcher = self._fetching.fetcher if self._fetching else None
+        self._keeping = Keeping(store, self.cell, self.copier, config.replicas) if config.replicas > 1 else None
+        self.keep(handlers.acks)
         self.moves = Moves(
             store,
             Copying(store, self.cell, fetcher, config.max_keys),
@@ -45,9 +49,18 @@ class Joined:
     def start(self) -> None:
         """This node must be reachable by now."""
         self.cell.start()
+        if self._keeping:
+            self._keeping.start()
+
+    def keep(self, acks: Acks) -> None:
+        """What is put over these is copied to other nodes, if there are to be copies."""
+        if self._keeping:
+            acks.join(self._keeping.keeper)
 
     def stop(self) -> None:
-        """Readers that wait for other nodes get what is here."""
+        """Readers that wait for other nodes get what is here, writers are told what is true."""
+        if self._keeping:
+            self._keeping.stop()
         self.cell.stop()
         self.links.close()
         if self._fetching:
@@ -61,3 +74,5 @@ class Joined:
         yield from cell_metrics(self.cell)
         if self._fetching is not None:
             yield from self._fetching.metrics()
+        if self._keeping is not None:
+            yield from self._keeping.metrics()

@@ -155,7 +155,8 @@ class Node:
         handlers = Handlers(self.store, sessions, self._greeting, limits)
         self._data: DataServer | None = None
         self._data = DataServer(config, handlers, sessions, self._metrics)
-        self._events = Events(self.store.journal, self._identity.node_id, self.store.boot_id, self._drains, self._who)
+        facts = (self._identity.node_id, self.store.boot_id, self._drains, self._who, self.store.chains.eviction_age)
+        self._events = Events(self.store.journal, *facts)
         if config.control_address is not None:
             self._control = self._control_server()
         if config.http_address is not None:
@@ -167,6 +168,7 @@ class Node:
             self._joined = Joined(config, self.facts, self.store, handlers)
             if self._calls is not None:
                 self._calls.moving = self._joined.moves
+                self._joined.keep(self._calls.acks)
 
     def _control_server(self) -> ControlServer:
         from kvstore.node.control import Control

@@ -78,6 +78,10 @@ class Late(EvictionPolicy):
         self.catch_up()
         return self.policy.last_use(rows, tier)
 
+    def unused(self, row: int, now: float) -> float:
+        self.catch_up()
+        return self.policy.unused(row, now)
+
     def worth(self, rows: IntArray) -> Seconds:
         self.catch_up()
         return self.policy.worth(rows)

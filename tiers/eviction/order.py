@@ -71,6 +71,10 @@ class LruOrder:
         """Larger: used later."""
         return self._stamp[rows]
 
+    def last(self, row: int) -> int:
+        """The same of one row."""
+        return self._stamp_at[row]
+
     def _come_back(self, row: int) -> None:
         heapq.heappush(self._back, (self._stamp_at[row], -self.index.block_at[row], row))
 

@@ -68,6 +68,10 @@ class EvictionPolicy(ABC):
     def last_use(self, rows: IntArray, tier: int = 0) -> Seconds:
         """When members of a tier were last used, on a clock of the policy's own: larger is later."""
 
+    @abstractmethod
+    def unused(self, row: int, now: float) -> float:
+        """Seconds since a block was last used, or put."""
+
     def worth(self, rows: IntArray) -> Seconds:
         """What members of the first tier are worth now, beside each other: 0 and up. Here by the order of last use."""
         last = self.last_use(rows)

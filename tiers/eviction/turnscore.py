@@ -157,6 +157,9 @@ class TurnScore(EvictionPolicy):
     def last_use(self, rows: IntArray, tier: int = 0) -> Seconds:
         return self._facts.last[rows]
 
+    def unused(self, row: int, now: float) -> float:
+        return 0.0 if self._start is None else max(0.0, now - self._start - self._facts.last_at[row])
+
     def worth(self, rows: IntArray) -> Seconds:
         facts = self._facts
         value = facts.weight[rows] / (facts.now + facts.gaps.age_constant - facts.last[rows]) ** 3
