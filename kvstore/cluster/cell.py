@@ -23,6 +23,7 @@ from kvstore.cluster.loop import LoopThread
 from kvstore.cluster.member import Member
 from kvstore.cluster.membership import Change, Membership, State
 from kvstore.cluster.prefix_index import Holders, PrefixIndex
+from kvstore.cluster.received import Received
 from kvstore.cluster.subscriber import Heard
 from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.core.keys import KeyArray
@@ -78,6 +79,7 @@ class Cell:
     ) -> None:
         self.member = member
         self.index = index
+        self.received = Received()
         self._discovery = discovery
         self._membership = Membership(member.node_id, suspect_after, gone_after)
         self._every = suspect_after / _TICKS
@@ -213,6 +215,7 @@ class Cell:
         link = _Link(address, number, Feed(node_id, number, gather, _namespace_known), gather, self._clock())
         with self._lock:
             self._links[node_id], self._numbers[number] = link, node_id
+        link.feed.received = self.received
         link.task = self._loop.spawn(self._dialler.follow(address, link.feed, self))
 
     def _unfollow(self, node_id: bytes) -> None:
@@ -252,6 +255,7 @@ class Cell:
     def lost(self, node_id: bytes, boot_id: bytes, reason: str) -> None:
         link = self._links.get(node_id)
         if link is not None:
+            self.received.lost += not link.trouble
             link.trouble = reason
             self._step(lambda now: self._membership.stream_lost(node_id, boot_id, now))
             self._ask_around()  # another node may have its address now

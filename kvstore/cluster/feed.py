@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kvstore.cluster.received import Received
 from kvstore.cluster.sink import BlockSink
 from kvstore.core.errors import ProtocolError, Unavailable
 from kvstore.core.keys import key_array
@@ -24,6 +25,7 @@ class Feed:
         self.sequence = 0
         self.behind = True
         self.snapshots = 0  # received whole
+        self.received = Received()
         self._node = node
         self._sink = sink
         self._on_namespace = on_namespace
@@ -39,6 +41,7 @@ class Feed:
 
     def broken(self) -> None:
         """What comes next cannot follow what came before: a snapshot must."""
+        self.received.gaps += not self.behind
         self.behind = True
 
     def take(self, batch: pb.EventBatch) -> None:
@@ -55,11 +58,13 @@ class Feed:
             self._check(batch, self.sequence)
         else:
             self._check(batch, self.sequence + 1)
+        self.received.batches += bool(batch.events)
         for event in batch.events:
             self._apply(event)
         self.sequence = batch.sequence
 
     def _begin(self, batch: pb.EventBatch) -> None:
+        self.received.gaps += not self.behind and batch.boot_id == self.boot_id
         self._loading = self.behind = True
         self.boot_id, self.sequence, self._told = batch.boot_id, batch.sequence, 0
         self._sink.begin_snapshot(self._node)
@@ -90,6 +95,7 @@ class Feed:
     def _stored(self, run: pb.BlockRun) -> None:
         keys = key_array(run.keys)
         self._told += len(keys)
+        self.received.blocks += len(keys)
         self._sink.stored(self._node, run.root, run.first_block, keys, run.tiers)
 
     def _end(self, entries: int) -> None:
@@ -98,3 +104,4 @@ class Feed:
         self._sink.end_snapshot(self._node)
         self._loading = self.behind = False
         self.snapshots += 1
+        self.received.snapshots += 1

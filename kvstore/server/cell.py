@@ -180,3 +180,9 @@ def cell_metrics(cell: Cell) -> Iterator[Metric]:
     yield single(known.CELL_MAX_BLOCKS, index.max_entries)
     yield single(known.CELL_BYTES, index.nbytes)
     yield single(known.CELL_DROPPED, index.dropped)
+    received = cell.received
+    yield single(known.EVENTS_RECEIVED, received.batches)
+    yield single(known.EVENTS_RECEIVED_BLOCKS, received.blocks)
+    yield single(known.SNAPSHOTS_RECEIVED, received.snapshots)
+    yield single(known.EVENT_GAPS, received.gaps)
+    yield single(known.STREAMS_LOST, received.lost)
