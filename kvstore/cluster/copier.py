@@ -10,7 +10,7 @@ from kvstore.cluster.member import Member
 from kvstore.core.keys import KeyArray
 from kvstore.v1 import control_pb2 as pb
 
-PATIENCE = 0.5  # seconds that an answer may take on its way, beyond what the target was given
+ON_ITS_WAY = 0.5  # seconds that an answer may take, of those left until the deadline; at most a quarter of them
 
 
 class Copier:
@@ -25,14 +25,15 @@ class Copier:
         source: Member | None = None,
     ) -> pb.CopyReply:  # fmt: skip
         """``target`` fetches a chain (keys from block 0) from this node, or from ``source``: how many leading blocks it
-        has now, and bytes that came for it. Raises KVStoreError."""
+        has now, and bytes that came for it, by the deadline (time.monotonic). Raises KVStoreError."""
         seconds = max(0.0, deadline - time.monotonic())
+        seconds -= min(ON_ITS_WAY, seconds / 4)
         request = pb.CopyRequest(
             canonical=canonical, root=root, keys=keys.tobytes(), owed=owed,
             source=member_message(source or self._own()), deadline_ms=max(1, int(seconds * 1000)),
         )  # fmt: skip
         answer: pb.CopyReply = self._links.call(
-            target, lambda stub, timeout: stub.Copy(request, timeout=timeout), deadline + PATIENCE
+            target, lambda stub, timeout: stub.Copy(request, timeout=timeout), deadline
         )
         return answer
 

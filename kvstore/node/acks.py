@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,10 +45,12 @@ class Copies(Protocol):
 
 
 class Acks:
-    """Joins puts to the copies of what they store. Without :meth:`join` this node alone holds it."""
+    """Joins puts to the copies of what they store. Without :meth:`join` this node alone holds it. ``most``: puts that
+    wait at a time, None: as many as there are; a further one is told at once what is true."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
         self._copies: Copies | None = None
+        self._places = threading.BoundedSemaphore(most) if most else None
 
     def join(self, copies: Copies) -> None:
         self._copies = copies
@@ -72,19 +76,38 @@ class Acks:
         """The outcomes of a reservation: blocks that were here before must have their copies too."""
         if self._copies is None or ack != AckLevel.REPLICATED:
             return outcomes
-        return _waited(self._copies, blocks, outcomes, (PRESENT,), deadline, alive)
+        return self._waited(self._copies, blocks, outcomes, (PRESENT,), deadline, alive)
 
     def stored(self, blocks: Blocks, outcomes: bytes, ack: int, deadline: float | None, alive: Alive) -> bytes:
         """The outcomes of blocks that were just committed, or found to be here."""
         if self._copies is None:
             return outcomes
         if ack == AckLevel.REPLICATED:
-            return _waited(self._copies, blocks, outcomes, (STORED, PRESENT), deadline, alive)
+            return self._waited(self._copies, blocks, outcomes, (STORED, PRESENT), deadline, alive)
         last = outcomes.rfind(STORED)
         if last >= 0:
             new = outcomes.count(STORED)
             self._copies.owe(blocks.handle, blocks.keys[last].tobytes(), blocks.parent, new)
         return outcomes
+
+    def _waited(
+        self, copies: Copies, blocks: Blocks, outcomes: bytes, which: tuple[int, ...], deadline: float | None,
+        alive: Alive,
+    ) -> bytes:  # fmt: skip
+        """The outcomes, with NOT_REPLICATED for those blocks of a kind that too few nodes hold in time."""
+        codes = np.frombuffer(outcomes, np.uint8).copy()
+        mine = np.flatnonzero(np.isin(codes, which))
+        if not len(mine):
+            return outcomes
+        waits = self._places is None or self._places.acquire(blocking=False)
+        try:
+            until = deadline if waits else time.monotonic()
+            reached = copies.replicated(blocks.handle, blocks.keys[mine[-1]].tobytes(), until, alive)
+        finally:
+            if waits and self._places is not None:
+                self._places.release()
+        codes[mine[blocks.at[mine] >= reached]] = NOT_REPLICATED
+        return codes.tobytes()
 
 
 def sliced(handle: int, chain: ChainSlice) -> Blocks:
@@ -100,16 +123,3 @@ def held(session: Session, reservation: int) -> Blocks | None:
         return None
     parent = found.parents[0].tobytes() if found.blocks[0] else b""
     return Blocks(found.namespace.handle, found.keys, found.blocks.astype(np.int64), parent)
-
-
-def _waited(
-    copies: Copies, blocks: Blocks, outcomes: bytes, which: tuple[int, ...], deadline: float | None, alive: Alive
-) -> bytes:
-    """The outcomes, with NOT_REPLICATED for those blocks of a kind that too few nodes hold in time."""
-    codes = np.frombuffer(outcomes, np.uint8).copy()
-    mine = np.flatnonzero(np.isin(codes, which))
-    if not len(mine):
-        return outcomes
-    reached = copies.replicated(blocks.handle, blocks.keys[mine[-1]].tobytes(), deadline, alive)
-    codes[mine[blocks.at[mine] >= reached]] = NOT_REPLICATED
-    return codes.tobytes()
