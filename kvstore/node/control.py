@@ -30,7 +30,8 @@ _SHARE = 0.9  # of a caller's time, that a put waits for its copies at most: the
 
 class Control:
     """Implements service kvstore.v1.Control. ``stat`` gives the node's own StatReply, ``cluster`` what it knows of its
-    cell; None: it stands alone."""
+    cell; None: it stands alone. ``waiting``: puts that may wait for their copies at a time: each holds a thread, and
+    other nodes that copy to this one need some."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Control:
         peer_timeout: float,
         stat: Callable[[], pb.StatReply],
         cluster: Callable[[], pb.ClusterStatusReply] | None = None,
+        waiting: int = 1,
     ) -> None:
         self._store = store
         self._events = events
@@ -48,7 +50,7 @@ class Control:
         self._stat = stat
         self._cluster = cluster
         self.moving: Moving | None = None  # of a node that is one of a cell
-        self.acks = Acks()
+        self.acks = Acks(waiting)
 
     # --- namespaces -----------------------------------------------------------------------------------------
 

@@ -177,7 +177,10 @@ class Node:
         config = self.config
         assert config.control_address is not None
         cluster = self._cluster_status if config.discovery is not None else None
-        self._calls = Control(self.store, self._events, config.max_keys, config.peer_timeout, self.stat, cluster)
+        self._calls = Control(
+            self.store, self._events, config.max_keys, config.peer_timeout, self.stat, cluster,
+            max(1, config.control_threads // 4),
+        )  # fmt: skip
         return ControlServer(config, config.control_address, self._calls, self._metrics)
 
     def _http_server(self) -> HttpServer:
