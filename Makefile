@@ -74,4 +74,6 @@ clean:  ## remove what the targets above made, but for .venv
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 include mk/vllm.mk
+include mk/deploy.mk
+include mk/image.mk
 include mk/soak.mk

@@ -121,7 +121,7 @@ def _parse_id(text: str, data_dir: Path) -> bytes:
 
 
 def _unusable(data_dir: Path, error: OSError) -> ConfigError:
-    file = next((path for path in (data_dir, *data_dir.parents) if path.is_file()), None)
+    file = next((path for path in (data_dir, *data_dir.parents) if os.path.isfile(path)), None)
     why = error.strerror if file is None else f"{'it' if file == data_dir else file} is a file"
     return ConfigError(
         f"data directory {data_dir} cannot be used: {why}; set data_dir to a directory this user may write",

@@ -1,0 +1,32 @@
+# A node. From the repository's root:
+#   docker build -f deploy/docker/node.Dockerfile -t kvstore:0.1.0 .
+# With what RDMA and GPUs need (see the extras in pyproject.toml):
+#   docker build -f deploy/docker/node.Dockerfile --build-arg EXTRAS=node,ucx,nixl,gpu -t kvstore:0.1.0-accel .
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS build
+ARG EXTRAS=node
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY kvstore kvstore
+COPY tiers tiers
+COPY connector connector
+# The environment gets no pip: nothing is installed into it later. Tests of libraries are half of their size.
+RUN python3 -m venv --without-pip /opt/kvstore \
+    && python3 -m pip --python /opt/kvstore/bin/python install --no-cache-dir -c constraints.txt ".[${EXTRAS}]" \
+    && find /opt/kvstore -type d -name tests -prune -exec rm -rf {} +
+
+FROM ${BASE}
+COPY --from=build /opt/kvstore /opt/kvstore
+COPY deploy/docker/node.toml /etc/kvstore/node.toml
+RUN install -d -o 10001 -g 10001 -m 0750 /run/kvstore /var/lib/kvstore
+ENV PATH=/opt/kvstore/bin:$PATH \
+    KVSTORE_CONFIG=/etc/kvstore/node.toml \
+    KVSTORE_TARGET=unix:///run/kvstore/node.sock \
+    PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /
+EXPOSE 7000 7001 7002
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s CMD ["python", "-m", "kvstore.node.probe", "readyz"]
+ENTRYPOINT ["kvstore"]
+CMD ["node"]
