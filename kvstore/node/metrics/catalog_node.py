@@ -8,7 +8,7 @@ from kvstore.v1 import types_pb2 as types
 
 # Upper bounds in seconds: from a small request over a unix socket to a large batch that waits for a slow peer.
 BUCKETS = (25e-6, 50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
-SIZES = tuple(float(4096 << 2 * step) for step in range(10))  # 4 KiB to 1 GiB
+SIZES = tuple(4096 << 2 * step for step in range(10))  # 4 KiB to 1 GiB
 TIERS = ("none", "dram", "nvme", "remote")
 NONE, DRAM, NVME, REMOTE = range(len(TIERS))
 TRANSPORTS = ("shm", "unix", "tcp", "peer")

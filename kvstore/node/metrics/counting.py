@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -27,19 +28,27 @@ _ROWS = (max(Op) + 1) * _TIERS
 class Row:
     """Numbers of one op whose blocks come from one tier."""
 
-    __slots__ = ("bytes_in", "bytes_out", "seconds", "sizes")
+    __slots__ = ("bytes_in", "bytes_out", "seconds", "sizes", "times")
 
     def __init__(self) -> None:
         self.bytes_in = 0
         self.bytes_out = 0
-        self.seconds = Histogram(BUCKETS)
-        self.sizes = Histogram(SIZES)
+        self.seconds = 0.0
+        self.times = [0] * (len(BUCKETS) + 1)
+        self.sizes = [0] * (len(SIZES) + 1)
 
     def add(self, other: Row) -> None:
         self.bytes_in += other.bytes_in
         self.bytes_out += other.bytes_out
-        self.seconds.add(other.seconds)
-        self.sizes.add(other.sizes)
+        self.seconds += other.seconds
+        self.times = [sum(pair) for pair in zip(self.times, other.times, strict=True)]
+        self.sizes = [sum(pair) for pair in zip(self.sizes, other.sizes, strict=True)]
+
+    def latency(self) -> Histogram:
+        return Histogram(BUCKETS, list(self.times), self.seconds)
+
+    def moved(self) -> Histogram:
+        return Histogram(SIZES, list(self.sizes), self.bytes_in + self.bytes_out)
 
 
 class Tally:
@@ -55,12 +64,14 @@ class Tally:
     def request(self, op: int, seconds: float, bytes_in: int, bytes_out: int, tier: int = NONE) -> None:
         """Counts one request: bytes of blocks, the slowest tier they came from, and the time from its first byte to the
         end of its reply."""
-        row = self._row(op * _TIERS + tier)
-        row.seconds.observe(seconds)
-        if bytes_in or bytes_out:
+        at = op * _TIERS + tier
+        row = self._rows[at] or self._row(at)
+        row.seconds += seconds
+        row.times[bisect_left(BUCKETS, seconds)] += 1
+        if moved := bytes_in + bytes_out:
             row.bytes_in += bytes_in
             row.bytes_out += bytes_out
-            row.sizes.observe(bytes_in + bytes_out)
+            row.sizes[bisect_left(SIZES, moved)] += 1
 
     def rows(self) -> Iterable[tuple[str, str, Row]]:
         """Those that counted anything, by names of op and tier."""

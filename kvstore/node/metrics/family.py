@@ -71,6 +71,8 @@ def sampled(family: Family, values: Mapping[Labels, float]) -> Metric:
     kind = CounterMetricFamily if family.kind == COUNTER else GaugeMetricFamily
     made = kind(family.name.removesuffix(_TOTAL), family.help, labels=family.label_names)
     for labels, value in {**dict.fromkeys(family.combinations(), 0), **values}.items():
+        if len(labels) != len(family.labels):
+            raise ValueError(f"{family.name} has labels {family.label_names}, not {len(labels)} of them")
         made.add_metric(labels, value)
     return made
 
@@ -85,10 +87,10 @@ class Histogram:
 
     __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: Sequence[float], counts: list[int] | None = None, total: float = 0.0) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        self.counts = counts or [0] * (len(bounds) + 1)
+        self.total = total
 
     def observe(self, value: float) -> None:
         self.total += value
@@ -112,5 +114,5 @@ def distributed(family: Family, values: Mapping[Labels, Histogram]) -> Metric:
 
 
 def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
-    bounds = (*map(str, histogram.bounds), "+Inf")
+    bounds = (*map(str, map(float, histogram.bounds)), "+Inf")
     return list(zip(bounds, itertools.accumulate(histogram.counts), strict=True))

@@ -38,9 +38,9 @@ def _traffic(metrics: NodeMetrics) -> Iterator[Metric]:
         for op, tier, row in tally.rows():
             received[op, transport] += row.bytes_in
             sent[op, transport] += row.bytes_out
-            seconds[op, transport, tier] = row.seconds
-            if any(row.sizes.counts):
-                sizes[op, transport, tier] = row.sizes
+            seconds[op, transport, tier] = row.latency()
+            if any(row.sizes):
+                sizes[op, transport, tier] = row.moved()
     yield sampled(catalog_node.RECEIVED, received)
     yield sampled(catalog_node.SENT, sent)
     yield distributed(catalog_node.REQUEST_SECONDS, seconds)
