@@ -12,12 +12,13 @@ HEAD = """# Metrics
 
 Written by `python -m tools.metrics_doc`; the tables are `kvstore/node/metrics/catalog.py` and `catalog_node.py`.
 
-`GET /metrics` at the node's `http_address`, in Prometheus' text format; histograms are classic ones. All numbers are of one
-node, counters from its start on. A counter whose labels are all known is there from the start, at 0. No label names a key, a
-chain or a client; what bounds those without a fixed set of values is said with them.
+`GET /metrics` at the node's `http_address`, in Prometheus' text format; histograms are classic ones. All numbers are of
+one node, counters from its start on. A counter whose labels are all known is there from the start, at 0. No label names a
+key, a chain or a client; what bounds those without a fixed set of values is said with them.
 
-`deploy/grafana/kvstore.json` is a dashboard, `deploy/prometheus/alerts.yaml` are alerts, explained in [alerts.md](alerts.md).
-Clients count on their own side, too: `Client.counters` and [vllm.md](vllm.md)."""
+`deploy/grafana/kvstore.json` is a dashboard, `deploy/prometheus/alerts.yaml` has alerts, which [alerts.md](alerts.md)
+explains.
+Clients count for themselves; what vLLM shows of that is in [vllm.md](vllm.md)."""
 
 
 def page() -> str:

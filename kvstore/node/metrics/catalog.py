@@ -142,6 +142,7 @@ CHECKSUM_FAILURES = counter(
     "kvstore_checksum_failures_total", "Blocks that failed their checksums, at use or at rest; nobody was given them.",
     Label("where", ("dram", "nvme")),
 )  # fmt: skip
+RESCUED = counter("kvstore_rescued_blocks_total", "Blocks damaged in DRAM of which NVMe had a good copy.")
 SCRUBBED = counter("kvstore_scrubbed_blocks_total", "Blocks in DRAM checked at rest.")
 SCRUBBED_BYTES = counter("kvstore_scrubbed_bytes_total", "Bytes of these blocks.")
 UNVERIFIED = gauge("kvstore_parts_unverified", "Parts re-adopted after a restart and not yet checked.")
@@ -216,7 +217,7 @@ STORE_SECTIONS = (
     ),
     Section(
         "Checks and recovery",
-        (CHECKSUM_FAILURES, SCRUBBED, SCRUBBED_BYTES, UNVERIFIED, ADOPTED, ORPHANED, BACKGROUND),
+        (CHECKSUM_FAILURES, RESCUED, SCRUBBED, SCRUBBED_BYTES, UNVERIFIED, ADOPTED, ORPHANED, BACKGROUND),
     ),
     Section(
         "Namespaces and pins",

@@ -77,6 +77,7 @@ _COUNTERS: tuple[tuple[str, Family, tuple[str, ...]], ...] = (
     (r"scrubbed_bad_blocks", known.CHECKSUM_FAILURES, ("nvme",)),
     (r"verify_failed_blocks", known.CHECKSUM_FAILURES, ("dram",)),
     (r"scrub_failed_blocks", known.CHECKSUM_FAILURES, ("dram",)),
+    (r"dram_copies_damaged", known.RESCUED, ()),
     (r"scrubbed_blocks", known.SCRUBBED, ()),
     (r"scrubbed_bytes", known.SCRUBBED_BYTES, ()),
     (r"adopted_parts", known.ADOPTED, ()),
