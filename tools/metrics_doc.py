@@ -13,8 +13,8 @@ HEAD = """# Metrics
 Written by `python -m tools.metrics_doc`; the tables are `kvstore/node/metrics/catalog.py` and `catalog_node.py`.
 
 `GET /metrics` at the node's `http_address`, in Prometheus' text format; histograms are classic ones. All numbers are of
-one node, counters from its start on. A counter whose labels are all known is there from the start, at 0. No label names a
-key, a chain or a client; what bounds those without a fixed set of values is said with them.
+one node, counters from its start on. A counter whose labels are all known is there from the start, at 0. No label names
+a key, a chain or a client; what bounds those without a fixed set of values is said with them.
 
 `deploy/grafana/kvstore.json` is a dashboard, `deploy/prometheus/alerts.yaml` has alerts, which [alerts.md](alerts.md)
 explains.
