@@ -125,7 +125,7 @@ def _lost(history: History, world: World, replicas: int) -> Iterator[Violation]:
             continue
         for promise in promises[op.tenant, op.chain]:
             if op.found < promise.blocks and promise.given <= op.start:
-                if not kept(promise, op.start, history.events, replicas) or drops.hit(promise, op.end):
+                if not kept(promise, op.start, history.events, replicas, op.node) or drops.hit(promise, op.end):
                     continue
                 text = f"found {op.found} of {promise.blocks} blocks, {promise.ack} since {promise.name}"
                 yield Violation("lost", f"{op.name} at node {op.node} {text}")
@@ -143,12 +143,12 @@ def promised(ops: Iterable[Op]) -> dict[tuple[str, int], list[Promise]]:
     return found
 
 
-def kept(promise: Promise, at: float, events: Iterable[Event], replicas: int) -> bool:
+def kept(promise: Promise, at: float, events: Iterable[Event], replicas: int, asked: int = -1) -> bool:
     """Whether a promise still binds: whoever loses things did not lose all that the acknowledgement spoke of, and
-    a node that has it can be reached."""
+    the node asked can reach one that has it."""
     full = copies = replicas if promise.ack == "replicated" else 1
     holder = _Holder(promise)
-    down: set[int] = set()
+    down, apart = set[int](), set[int]()
     for event in events:
         if event.at > at:
             break
@@ -156,8 +156,10 @@ def kept(promise: Promise, at: float, events: Iterable[Event], replicas: int) ->
             down.add(event.node)
         elif event.what in ("start", "resume"):
             down.discard(event.node)
+        elif event.what == "cut" and asked in (event.node, event.other):
+            apart |= {event.node, event.other} - {asked}
         elif event.what == "heal":
-            down.clear()
+            down, apart = set(), set()
         if event.at < promise.since:
             continue
         if event.what in LOSES[promise.ack] and holder.may_be(event.node):
@@ -168,7 +170,7 @@ def kept(promise: Promise, at: float, events: Iterable[Event], replicas: int) ->
             holder.moved(event)
         elif event.what == "rotated" and event.tenant == promise.tenant:
             return False
-    return copies - sum(map(holder.may_be, down)) > 0
+    return copies - sum(map(holder.may_be, down | apart)) > 0
 
 
 class _Holder:

@@ -56,6 +56,7 @@ class Event:
     what: str
     at: float
     node: int = -1
+    other: int = -1  # at the other end of a cut
     tenant: str = ""
     count: int = 0
     detail: str = ""

@@ -175,7 +175,7 @@ class Run:
         self.event("resume", one.number)
 
     def cut(self, a: NetNode, b: NetNode, one_way: bool = False) -> None:
-        self.event("cut", a.number, detail=f"{'to' if one_way else 'and'} node {b.number}")
+        self.event("cut", a.number, other=b.number, detail="one way" if one_way else "both ways")
         self._cuts.add(frozenset((a.number, b.number)))
         self.net.cut(a.host, b.host, one_way=one_way)
 

@@ -255,6 +255,21 @@ def test_a_fault_of_any_node_excuses_a_put_of_which_it_is_not_known_where(story:
     assert story.rules() == []
 
 
+def test_a_cut_excuses_those_it_parts_from_the_only_holder(story: Story) -> None:
+    story.put("visible", node=0)
+    story.put("replicated", blocks=2, node=0)
+    story.event("cut", 1, other=0)
+    story.get(found=2, node=1)
+    assert story.rules() == []
+    story.get(found=2, node=2)
+    assert story.rules() == ["lost"]
+    story.get(found=1, node=1)
+    assert story.rules() == ["lost"] * 2
+    story.event("heal", -1)
+    story.get(found=2, node=1)
+    assert story.rules() == ["lost"] * 3
+
+
 @pytest.mark.parametrize("repaired", [True, False])
 def test_two_losses_excuse_unless_it_was_repaired_in_between(story: Story, repaired: bool) -> None:
     story.put("replicated")
