@@ -165,13 +165,23 @@ def explain(log: logging.Logger, namespace: Any, spec: NamespaceSpec) -> None:
 
 def _client(options: Options) -> Any:
     from kvstore import Client
+    from kvstore.client.counters import Reporter
 
-    return Client(
+    class ButForNamespaces(Reporter):
+        """Which field differs is told by :func:`explain`, in the engine's log and once."""
+
+        def warn(self, kind: str, text: str) -> None:
+            if not kind.startswith("differs "):
+                super().warn(kind, text)
+
+    client = Client(
         options.target,
         timeout=options.stall_timeout_s,
         transport=options.transport,  # type: ignore[arg-type]
         on_failure="raise",
     )
+    client.link.reporter = ButForNamespaces()
+    return client
 
 
 class Timer:

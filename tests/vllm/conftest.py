@@ -53,14 +53,21 @@ class Engines:
         self._references: dict[str, Any] = {}
 
     def start(
-        self, llm: dict[str, Any], transfer: dict[str, Any] | None = None, keep: bool = False, **env: str
+        self,
+        llm: dict[str, Any],
+        transfer: dict[str, Any] | None = None,
+        keep: bool = False,
+        patch: str = "",
+        wait: bool = True,
+        **env: str,
     ) -> Engine:
+        """Without ``wait`` it is only begun: its first call waits until it runs."""
         if not keep:
             self.stop()
         self.count += 1
         given = {**llm, "model": str(llm["model"])}
         environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env}  # a process less, and a quicker start
-        engine = Engine(self.folder / f"engine{self.count}.log", given, transfer, environment)
+        engine = Engine(self.folder / f"engine{self.count}.log", given, transfer, environment, patch, wait)
         self.running.append(engine)
         return engine
 

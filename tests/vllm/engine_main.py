@@ -12,6 +12,7 @@ import traceback
 from typing import Any
 
 from tests.vllm.harness import counter
+from tests.vllm.patches import PATCHES
 
 
 def prompt(length: int, seed: int, shared: int = 0, shared_seed: int = 7) -> list[int]:
@@ -22,6 +23,8 @@ def prompt(length: int, seed: int, shared: int = 0, shared_seed: int = 7) -> lis
 
 class Engine:
     def __init__(self, settings: dict[str, Any]) -> None:
+        if settings.get("patch"):
+            PATCHES[settings["patch"]]()
         from vllm import LLM
         from vllm.config import KVTransferConfig
 

@@ -20,6 +20,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 START_S, CALL_S = 300.0, 240.0
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": str(ROOT),
+}
 
 
 class EngineDied(Exception):
@@ -29,20 +36,21 @@ class EngineDied(Exception):
 class Engine:
     """A vLLM engine. ``call("generate", prompts=[...])`` and the other methods of engine_main.Engine."""
 
-    def __init__(self, log: Path, llm: dict[str, Any], transfer: dict[str, Any] | None, env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        log: Path,
+        llm: dict[str, Any],
+        transfer: dict[str, Any] | None,
+        env: dict[str, str],
+        patch: str = "",
+        wait: bool = True,
+    ) -> None:
+        """``patch``: one of tests.vllm.patches. Without ``wait`` it is only begun; the first answer is waited for
+        by :meth:`ready`."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
-        environment = {
-            **os.environ,
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(ROOT),
-            **env,
-        }
-        settings = json.dumps({"llm": llm, "transfer": transfer})
+        settings = json.dumps({"llm": llm, "transfer": transfer, "patch": patch})
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "engine_main.py"), settings, str(write)],
@@ -50,13 +58,21 @@ class Engine:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 pass_fds=(write,),
-                env=environment,
+                env={**os.environ, **ENVIRONMENT, **env},
                 start_new_session=True,
                 cwd=ROOT,
             )
         os.close(write)
         self._answers, self._buffer = read, b""
-        self._answer(START_S)
+        self._ready = False
+        if wait:
+            self.ready()
+
+    def ready(self) -> None:
+        """Waits until it has started."""
+        if not self._ready:
+            self._answer(START_S)
+            self._ready = True
 
     def call(self, name: str, **arguments: Any) -> Any:
         self.send(name, **arguments)
@@ -64,6 +80,7 @@ class Engine:
 
     def send(self, name: str, **arguments: Any) -> None:
         assert self._process.stdin is not None
+        self.ready()
         try:
             self._process.stdin.write(json.dumps({"do": name, **arguments}).encode() + b"\n")
             self._process.stdin.flush()

@@ -102,6 +102,20 @@ def _mla(**changes: Any) -> Any:
     return DeepseekV2ForCausalLM(DeepseekV2Config(**{**values, **changes}))
 
 
+def add_tokenizer(model: Path) -> None:
+    """Words ``w0`` to ``w1023``, for servers that are spoken to in text."""
+    if (model / "tokenizer.json").exists():
+        return
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="w1", eos_token="w2", unk_token="w0")
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    fast.save_pretrained(model)
+
+
 _MAKERS = {"llama": _llama, "gemma2": _gemma2, "window": _window, "mla": _mla}
 
 
