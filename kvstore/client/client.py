@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -11,9 +12,11 @@ from kvstore.client.arguments import whole
 from kvstore.client.counters import Counters
 from kvstore.client.link import Link, TransportName
 from kvstore.client.namespace import Namespace
-from kvstore.client.target import client_target
+from kvstore.client.router import Router
+from kvstore.client.target import Target, client_target
 from kvstore.core.errors import InvalidArgument, Unsupported
 from kvstore.core.namespace import NamespaceSpec
+from kvstore.transport.wire import Address
 
 if TYPE_CHECKING:
     from kvstore.v1.control_pb2 import StatReply
@@ -48,7 +51,18 @@ class Client:
         self.on_failure = on_failure
         self.counters_ = Counters()
         self.link = Link(client_target(target), transport, connections, self.counters_)
-        self._finalizer = weakref.finalize(self, Link.close, self.link)
+        self.router = Router(self._link_to(transport, connections))
+        self._finalizer = weakref.finalize(self, _close, self.link, self.router)
+
+    def _link_to(self, transport: TransportName, connections: int) -> Callable[[Address], Link]:
+        """Makes links to further nodes of the cell. Nothing here may keep this Client alive."""
+        counters = self.counters_
+
+        def make(address: Address) -> Link:
+            target = Target(f"kv://{address}", (address,))
+            return Link(target, transport, connections, counters, "other nodes are asked")
+
+        return make
 
     def __repr__(self) -> str:
         return f"Client({self.link.target.text!r})"
@@ -99,6 +113,11 @@ class Client:
         """When a call that begins now must be over. Raises Closed, InvalidArgument."""
         self.link.check_open()
         return time.monotonic() + (self.timeout if timeout is None else _seconds(timeout))
+
+
+def _close(link: Link, router: Router) -> None:
+    link.close()
+    router.close()
 
 
 def _seconds(timeout: float) -> float:

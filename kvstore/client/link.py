@@ -39,18 +39,27 @@ UNBOUNDED = 1 << 62
 class Link:
     """Runs actions on the current session. Holds no reference to the Client, so that a forgotten one is collected."""
 
-    def __init__(self, target: Target, transport: TransportName, connections: int, counters: Counters) -> None:
+    def __init__(
+        self,
+        target: Target,
+        transport: TransportName,
+        connections: int,
+        counters: Counters,
+        consequence: str = "everything is a miss",
+    ) -> None:
+        """``consequence``: of its nodes being away, for the log."""
         if transport not in ("auto", "shm", "tcp"):
             raise InvalidArgument(f"transport must be 'auto', 'shm' or 'tcp', not {transport!r}", field="transport")
         self.target = target
         self.counters = counters
         self.reporter = Reporter()
+        self._consequence = consequence
         self._kind = transport
         self._connections = connections
         self._pid = os.getpid()
         self._closed = False
         self._current: Transport | None = None
-        self._boot_id = b""
+        self._boot_ids: dict[Address, bytes] = {}
         self._connecting = threading.Lock()
         self._failures: dict[Address, tuple[float, float]] = {}  # until when it is skipped, and the delay used
         self._probes: dict[Address, Probe] = {}
@@ -117,6 +126,13 @@ class Link:
             transport.retire()
         if transport.lost:
             self._failed(transport.address, error)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether its (one) node failed a moment ago and is left alone."""
+        address = self.target.addresses[0]
+        until, _ = self._failures.get(address, (0.0, 0.0))
+        return time.monotonic() < until and not self._is_back(address)
 
     # --- sessions ----------------------------------------------------------------------------------------
 
@@ -198,13 +214,14 @@ class Link:
         self._silences.pop(transport.address, None)
         self.counters.add("sessions")
         name, boot_id = transport.capabilities.name, transport.node.boot_id
-        if not self._boot_id:
+        before = self._boot_ids.get(transport.address)
+        if before is None:
             LOG.info("connected to %s by %s (%s)", transport.address, name, transport.node.server)
-        elif self._boot_id != boot_id:
+        elif before != boot_id:
             LOG.warning("the node at %s was restarted; connected again by %s", transport.address, name)
         else:
             LOG.info("connected again to %s by %s", transport.address, name)
-        self._boot_id = boot_id
+        self._boot_ids[transport.address] = boot_id
 
     def _failed(self, address: Address, error: KVStoreError) -> None:
         _, delay = self._failures.get(address, (0.0, 0.0))
@@ -217,7 +234,7 @@ class Link:
         self.counters.add("failures")
         self.reporter.warn(
             f"down {address}",
-            f"no service from the node at {address}: {error}; everything is a miss, next try in {delay:.1f} s",
+            f"no service from the node at {address}: {error}; {self._consequence}, next try in {delay:.1f} s",
         )
 
     def close(self) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-from kvstore.client import keeping, prefetching
+from kvstore.client import keeping, prefetching, putting, reading
 from kvstore.client.arguments import chosen_parts, fitting, hints_of, whole
 from kvstore.client.arguments import span as checked_span
 from kvstore.client.borrow import Borrow
 from kvstore.client.buffers import rows
 from kvstore.client.counters import reason_of
-from kvstore.client.results import PrefetchResult, PutResult, failed_at, tally
+from kvstore.client.link import Link
+from kvstore.client.results import PrefetchResult, PutResult
 from kvstore.client.writer import Writer
 from kvstore.core.errors import (
     InternalError,
@@ -26,8 +26,7 @@ from kvstore.core.errors import (
 from kvstore.core.keys import KEY_BYTES, Keys, Tokens, chain_keys, hashed_keys
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.transport.base import Transport
-from kvstore.transport.batch import GetCall, GetResult, PutCall, Targets
-from kvstore.transport.outcome import miss_name, outcome_name
+from kvstore.transport.batch import GetCall, GetResult, PutCall
 from kvstore.transport.plan import Plan, make_plan
 from kvstore.v1 import types_pb2
 
@@ -39,7 +38,6 @@ Ack: TypeAlias = Literal["visible", "replicated", "durable"]
 Parts: TypeAlias = "Sequence[str | int] | None"
 Span: TypeAlias = "tuple[int, int] | None"
 AnyKeys: TypeAlias = "Keys | bytes | Iterable[bytes]"
-PIECE_BYTES = 128 << 20  # a larger put becomes visible piece by piece
 _ACKS = {
     "visible": types_pb2.ACK_LEVEL_VISIBLE,
     "replicated": types_pb2.ACK_LEVEL_REPLICATED,
@@ -89,8 +87,7 @@ class Namespace:
         request_id = fitting("request_id", request_id)
 
         def action(transport: Transport, handle: int) -> GetResult:
-            reply = transport.match(GetCall(handle, chain.raw, 0, plan, request_id), deadline)
-            return GetResult(reply.blocks, False, miss_name(reply.miss))
+            return reading.match(self, transport, GetCall(handle, chain.raw, 0, plan, request_id), deadline)
 
         return self._looked_up("match", len(chain), 0, deadline, action).blocks
 
@@ -117,7 +114,7 @@ class Namespace:
         request_id, targets = fitting("request_id", request_id), rows(into, len(chain) - first, plan, writable=True)
 
         def action(transport: Transport, handle: int) -> GetResult:
-            return transport.get(GetCall(handle, chain.raw, first, plan, request_id), targets, deadline)
+            return reading.get(self, transport, GetCall(handle, chain.raw, first, plan, request_id), targets, deadline)
 
         result = self._looked_up("get", len(chain), first, deadline, action)
         self.client.counters_.add("get_bytes", max(0, result.blocks - first) * plan.block_bytes)
@@ -189,7 +186,7 @@ class Namespace:
             )
         sources = rows(blocks, len(chain) - first, plan, writable=False)
         call = self._put_call(chain, first, plan, ack, request_id, importance, appended_tokens)
-        result = self._put_pieces(call, sources, deadline)
+        result = putting.put(self, call, chain.raw, sources, deadline)
         self._count_put(result, plan)
         return result
 
@@ -285,35 +282,6 @@ class Namespace:
         parent = raw[at - KEY_BYTES : at] if first else b""
         return PutCall(0, raw[at:], parent, first, plan, request_id, hints, _ACKS[ack], appended_tokens)
 
-    def _put_pieces(self, call: PutCall, sources: Targets, deadline: float) -> PutResult:
-        """Puts piece by piece; after a block that failed nothing behind it could ever be matched."""
-        total, pieces = len(call.keys) // KEY_BYTES, len(call.plan.pieces)
-        done = b""
-        while len(done) < total:
-            at = len(done)
-            piece = call.cut(at, at + self._piece_blocks(call.plan))
-            count = len(piece.keys) // KEY_BYTES
-            outcomes = self.served(
-                deadline,
-                lambda transport, handle, piece=piece, at=at, count=count: transport.put(  # type: ignore[misc]
-                    replace(piece, handle=handle), sources[at * pieces : (at + count) * pieces], deadline
-                ),
-            )
-            if isinstance(outcomes, str):
-                return tally(done, total - at, outcomes)
-            failed = failed_at(outcomes)
-            if failed < count:
-                if outcome_name(outcomes[failed]) == "busy" and failed:
-                    done += outcomes[:failed]  # the bound of one request; the next may go on
-                    continue
-                return tally(done + outcomes, total - at - count, outcome_name(outcomes[failed]))
-            done += outcomes
-        return tally(done)
-
-    def _piece_blocks(self, plan: Plan) -> int:
-        most_keys, most_bytes = self.client.link.bounds()
-        return max(1, min(PIECE_BYTES // plan.block_bytes, most_keys, most_bytes // plan.sent_bytes))
-
     def _count_put(self, result: PutResult, plan: Plan) -> None:
         counters = self.client.counters_
         for name, count in (("stored", result.stored), ("present", result.present), ("pending", result.pending)):
@@ -344,12 +312,17 @@ class Namespace:
         deadline = self.client.deadline(None)
         self.served(deadline, lambda transport, handle: transport.evict(handle, key, deadline), quiet=True)
 
-    def served(self, deadline: float, action: Callable[[Transport, int], T], *, quiet: bool = False) -> T | str:
-        """Runs an action with the namespace's handle. When the node does not serve it, the reason (a str)."""
+    def served(
+        self, deadline: float, action: Callable[[Transport, int], T], *, quiet: bool = False, link: Link | None = None
+    ) -> T | str:
+        """Runs an action with the namespace's handle. When the node does not serve it, the reason (a str). ``link``: to
+        another node than the client's own; its failures are not the caller's."""
+        way = link or self.client.link
         try:
-            return self.client.link.run(deadline, lambda transport: self.with_handle(transport, deadline, action))
+            home = way is self.client.link
+            return way.run(deadline, lambda transport: self.with_handle(transport, deadline, action, home))
         except (NotServed, InternalError, ProtocolError) as error:
-            return self._not_served(error, quiet)
+            return self._not_served(error, quiet or way is not self.client.link)
 
     def attempt(self, step: Callable[[], T]) -> T | str:
         """Runs a step of something begun in a session; when that is lost or late, the reason (a str)."""
@@ -375,7 +348,9 @@ class Namespace:
             self.client.link.reporter.warn(reason, f"no cache for model {self.spec.model!r}: {error}")
         return reason
 
-    def with_handle(self, transport: Transport, deadline: float, action: Callable[[Transport, int], T]) -> T:
+    def with_handle(
+        self, transport: Transport, deadline: float, action: Callable[[Transport, int], T], home: bool = True
+    ) -> T:
         """Runs an action with the namespace's handle in a session, opening it first where need be."""
         handle = transport.handles.get(self.root)
         if handle is not None:
@@ -383,11 +358,14 @@ class Namespace:
                 return action(transport, handle)
             except UnknownNamespace:  # dropped meanwhile: a put creates it anew
                 transport.handles.pop(self.root, None)
-        return action(transport, self.open(transport, deadline))
+        return action(transport, self.open(transport, deadline, home))
 
-    def open(self, transport: Transport, deadline: float) -> int:
-        """Opens the namespace in a session; its handle there."""
-        reply = transport.open_namespace(self._canonical, self.root, self._strict, deadline)
+    def open(self, transport: Transport, deadline: float, home: bool = True) -> int:
+        """Opens the namespace in a session; its handle there. What other nodes (not ``home``) have beside it says
+        nothing to its user."""
+        reply = transport.open_namespace(self._canonical, self.root, home and self._strict, deadline)
+        if not home:
+            return reply.handle
         self.differs, self.nearest_root = tuple(reply.differs), bytes(reply.nearest_root)
         if reply.created and reply.differs:
             self.client.link.reporter.warn(

@@ -22,6 +22,11 @@ class Target:
     name: str = ""
     port: int = DATA_PORT
 
+    @property
+    def routed(self) -> bool:
+        """Whether the client is not bound to a node on its own machine."""
+        return bool(self.name) or any(not address.local for address in self.addresses)
+
     def resolved(self, deadline: float) -> list[Address]:
         """Addresses to try. Raises Unavailable or DeadlineExceeded when a name cannot be resolved."""
         if not self.name:
@@ -68,6 +73,12 @@ def parse_target(text: str) -> Target:
         name, port = _endpoint(rest)
         return Target(text, (), name, port)
     raise _bad(text, f"the scheme {scheme!r} is unknown")
+
+
+def address_of(text: str) -> Address:
+    """The address of "host:port" or "[v6]:port". Raises InvalidArgument."""
+    host, port = _endpoint(text)
+    return Address(host=host, port=port)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvstore.client.buffers import rows
+from kvstore.client.putting import piece_blocks
 from kvstore.client.results import PutResult, failed_at, tally
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import KEY_BYTES
@@ -49,7 +50,7 @@ class Writer:
             raise InvalidArgument("this writer was used already; call ns.writer again")
         self._state = "open"
         deadline = self._namespace.client.deadline(self._timeout)
-        step = self._namespace._piece_blocks(self._call.plan)
+        step = piece_blocks(self._namespace.client.link, self._call.plan)
         for start in range(0, self._blocks, step):
             if not self._reserve(start, min(start + step, self._blocks), deadline):
                 break

@@ -22,11 +22,13 @@ from kvstore.cluster.gather import Gather
 from kvstore.cluster.loop import LoopThread
 from kvstore.cluster.member import Member
 from kvstore.cluster.membership import Change, Membership, State
-from kvstore.cluster.prefix_index import Holders, PrefixIndex
+from kvstore.cluster.prefix_index import MAX_NAMESPACES, Holders, PrefixIndex
 from kvstore.cluster.received import Received
 from kvstore.cluster.subscriber import Heard
+from kvstore.cluster.taken import Taken
 from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.core.keys import KeyArray
+from kvstore.core.namespace import parse_canonical
 
 _log = logging.getLogger(__name__)
 _ALIVE = (State.LIVE, State.DRAINING)
@@ -80,6 +82,8 @@ class Cell:
         self.member = member
         self.index = index
         self.received = Received()
+        self.taken = Taken()
+        self._sizes: dict[bytes, int] = {}  # of a block, by namespace
         self._discovery = discovery
         self._membership = Membership(member.node_id, suspect_after, gone_after)
         self._every = suspect_after / _TICKS
@@ -212,7 +216,10 @@ class Cell:
             self._unfollow(node_id)
         number = self.index.add_node(node_id)
         gather = Gather(self.index)
-        link = _Link(address, number, Feed(node_id, number, gather, _namespace_known), gather, self._clock())
+        feed = Feed(
+            node_id, number, gather, self._namespace_known, on_new=lambda root, blocks: self._new(number, root, blocks)
+        )
+        link = _Link(address, number, feed, gather, self._clock())
         with self._lock:
             self._links[node_id], self._numbers[number] = link, node_id
         link.feed.received = self.received
@@ -227,6 +234,14 @@ class Cell:
         if link.task is not None:
             link.task.cancel()  # at once: nothing is fed any more when the number is given to another node
         self.index.remove_node(link.number)
+        self.taken.drop(link.number)
+
+    def _namespace_known(self, root: bytes, canonical: bytes) -> None:
+        if root not in self._sizes and len(self._sizes) < MAX_NAMESPACES:
+            self._sizes[root] = sum(part.bytes for part in parse_canonical(canonical).parts)
+
+    def _new(self, number: int, root: bytes, blocks: int) -> None:
+        self.taken.add(number, blocks * self._sizes.get(root, 0))
 
     def heard(self, heard: Heard) -> None:
         link = self._links.get(heard.node_id)
@@ -290,7 +305,3 @@ def _tell(change: Change) -> None:
     after = change.after.value if change.after is not None else "forgotten"
     again = " (started anew)" if change.restarted else ""
     _log.info("node %s of the cell is %s%s", change.node_id.hex(), after, again)
-
-
-def _namespace_known(root: bytes, canonical: bytes) -> None:
-    """A reader brings its namespace along."""

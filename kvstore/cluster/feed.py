@@ -7,19 +7,27 @@ from collections.abc import Callable, Iterable
 from kvstore.cluster.received import Received
 from kvstore.cluster.sink import BlockSink
 from kvstore.core.errors import ProtocolError, Unavailable
-from kvstore.core.keys import key_array
+from kvstore.core.keys import KEY_BYTES, key_array
 from kvstore.v1 import events_pb2 as pb
 
 OnNamespace = Callable[[bytes, bytes], None]  # root, canonical form
+OnNew = Callable[[bytes, int], None]  # root, blocks
 
 
 class Feed:
     """``boot_id`` and ``sequence``: what was taken last. ``behind``: the sink lacks some, a snapshot must come."""
 
     def __init__(
-        self, node_id: bytes, node: int, sink: BlockSink, on_namespace: OnNamespace, roots: Iterable[bytes] = ()
+        self,
+        node_id: bytes,
+        node: int,
+        sink: BlockSink,
+        on_namespace: OnNamespace,
+        roots: Iterable[bytes] = (),
+        on_new: OnNew = lambda root, blocks: None,
     ) -> None:
-        """``node``: the sink's number of the node ``node_id``. ``roots``: namespaces wanted, none: all."""
+        """``node``: the sink's number of the node ``node_id``. ``roots``: namespaces wanted, none: all. ``on_new`` is
+        told of blocks that came now: neither moved, nor of a snapshot."""
         self.node_id = node_id
         self.boot_id = b""
         self.sequence = 0
@@ -29,6 +37,7 @@ class Feed:
         self._node = node
         self._sink = sink
         self._on_namespace = on_namespace
+        self._on_new = on_new
         self._roots = tuple(roots)
         self._loading = False
         self._told = 0  # blocks of the snapshot that is coming in
@@ -79,6 +88,8 @@ class Feed:
         match event.WhichOneof("what"):
             case "stored":
                 self._stored(event.stored)
+                if not self._loading:
+                    self._on_new(event.stored.root, len(event.stored.keys) // KEY_BYTES)
             case "moved":
                 self._stored(event.moved)
             case "removed":

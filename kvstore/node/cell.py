@@ -84,6 +84,16 @@ class CellReads:
         more = _asked(lambda: self._cell.start(*chain, True), have) - have
         return Prefetched(found.started + more, found.present, found.absent - more)
 
+    def bring(self, session: NodeSession, handle: int, keys: KeyArray, layout: Layout, deadline: float | None) -> None:
+        """Fetches what of a whole chain is not here, for what is to follow it."""
+        have = self._store.match(handle, keys, layout.parts).blocks
+        if self._reach(session, handle, keys, layout, have) == have:
+            return
+        until = time.monotonic() + self._wait
+        chain = (handle, self._root(handle), keys, layout.parts, have)
+        until = until if deadline is None else min(deadline, until)
+        _asked(lambda: self._cell.fetch(*chain, until, _living(session), len(keys)), have)
+
     def further(
         self,
         session: NodeSession,

@@ -44,6 +44,20 @@ def checked_slice(chain: types.ChainSlice, most: int) -> ChainSlice:
     return ChainSlice(keys, parent, first)
 
 
+def checked_before(raw: bytes, chain: ChainSlice, most: int) -> KeyArray:
+    """Keys of all blocks before a run. Raises BadKey, TooManyKeys or InvalidArgument."""
+    keys = checked_keys(raw, most)
+    if len(keys) != chain.first_block or raw[-KEY_BYTES:] != chain.parent:
+        raise InvalidArgument(
+            f"`before` must name the {chain.first_block} blocks before the first one, the last of them its parent; it "
+            f"names {len(keys)}",
+            field="before",
+            got=len(keys),
+            want=chain.first_block,
+        )
+    return keys
+
+
 def checked_tier(number: int) -> TierKind:
     """Tier of a number of ``kvstore.v1.TierKind``; DRAM for none. Raises InvalidArgument."""
     if not number:

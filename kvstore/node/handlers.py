@@ -17,7 +17,6 @@ from kvstore.core.errors import (
     ProtocolError,
     SessionLost,
     Unsupported,
-    VersionMismatch,
 )
 from kvstore.core.namespace import root_of
 from kvstore.node.acks import Acks, held, sliced
@@ -34,10 +33,12 @@ from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layouts
 from kvstore.node.metrics import source_of
 from kvstore.node.network import NetworkOps
+from kvstore.node.replies import common_version, match_reply
+from kvstore.node.routing import Router, Routes
 from kvstore.node.sessions import NodeSession, Sessions
 from kvstore.tiers.store import BlockStore
-from kvstore.tiers.values import MatchResult, NamespaceView, Prefetched
-from kvstore.transport.frame import MIN_VERSION, VERSION, Limits, Op
+from kvstore.tiers.values import NamespaceView, Prefetched
+from kvstore.transport.frame import Limits, Op
 from kvstore.v1 import data_pb2 as pb
 from kvstore.v1 import types_pb2 as types
 
@@ -55,6 +56,7 @@ class Greeting:
     control_address: str
     http_address: str
     server: str
+    data_address: str = ""
 
 
 class Handlers:
@@ -69,6 +71,7 @@ class Handlers:
         self.acks = Acks()
         self._network = NetworkOps(store, limits, self._layouts, self.acks)
         self._cell: CellReads | None = None  # of a node that is one of a cell
+        self._router: Router | None = None
         self._ops: dict[int, tuple[type[Message], Callable[[Lane, NodeSession, Any], Reply]]] = {
             Op.ATTACH: (pb.AttachRequest, self._attach),
             Op.OPEN_NAMESPACE: (pb.OpenNamespaceRequest, self._open_namespace),
@@ -85,6 +88,7 @@ class Handlers:
             Op.UNPIN: (pb.UnpinKeysRequest, self._unpin),
             Op.ROTATE: (pb.RotateRequest, self._rotate),
             Op.PREFETCH: (pb.PrefetchKeysRequest, self._prefetch),
+            Op.ROUTE: (pb.RouteRequest, self._route),
             Op.PING: (pb.PingRequest, self._ping),
             Op.BYE: (pb.ByeRequest, self._bye),
         }
@@ -105,6 +109,15 @@ class Handlers:
         """From now on readers are also given what other nodes have; each waits ``wait`` seconds for it at most."""
         self._cell = self._network.cell = CellReads(self._store, cell, wait)
 
+    def route_by(self, routes: Routes) -> None:
+        """From now on clients are told which nodes have what."""
+        self._router = self._network.router = Router(self._store, routes, self._who)
+
+    def _who(self) -> tuple[bytes, str]:
+        known = self._greeting()
+        return known.node_id, known.data_address
+
+
     def after(self) -> None:
         """What need not be done before a reply is sent."""
         self._store.learn()
@@ -114,7 +127,7 @@ class Handlers:
     def _hello(self, lane: Lane, request: pb.HelloRequest) -> Reply:
         if lane.session is not None:
             raise ProtocolError("HELLO came twice on one connection")
-        version = _common_version(request)
+        version = common_version(request)
         if request.shared_memory and not lane.local:
             raise Unsupported("shared memory needs the unix socket; over TCP ask for a network session")
         if request.join_session:
@@ -136,6 +149,7 @@ class Handlers:
             control_address=lane.reachable(known.control_address),
             http_address=lane.reachable(known.http_address),
             server=known.server,
+            routes=self._router is not None,
         )
         if session.shared_memory:
             memory = self._store.shared_memory()
@@ -183,7 +197,7 @@ class Handlers:
         layout = self._layouts.get(request.namespace, request.parts)
         keys = checked_keys(request.keys, self._limits.max_keys, empty_ok=True)
         found = self._store.match(request.namespace, keys, layout.parts, request.request_id)
-        reply = _match_reply(found)
+        reply = match_reply(found)
         if self._cell is not None and (
             more := self._cell.match(session, request.namespace, keys, layout, found.blocks)
         ):
@@ -229,6 +243,13 @@ class Handlers:
         given = (found.blocks - request.first_block) * layout.block_bytes if found.lease else 0
         return Reply(reply.SerializeToString(), given=given, tier=source_of(found))
 
+    def _route(self, lane: Lane, session: NodeSession, request: pb.RouteRequest) -> Reply:
+        if self._router is None:
+            raise Unsupported("this node stands alone: it runs with discovery = off")
+        layout = self._layouts.get(request.namespace, request.parts)
+        keys = checked_keys(request.keys, self._limits.max_keys)
+        return Reply(self._router.route(request, keys, layout).SerializeToString())
+
     def _release(self, lane: Lane, session: NodeSession, request: pb.ReleaseRequest) -> Reply:
         if session.shared_memory:
             unbroken = self._store.release(session.stored, request.leases)
@@ -243,6 +264,7 @@ class Handlers:
         layout = self._layouts.get(request.namespace, request.parts)
         chain = checked_slice(request.chain, self._limits.max_keys)
         importance = checked_importance(request.importance, len(chain.keys))
+        self._network.bring(session, request, chain)
         reserved = self._store.reserve(
             session.stored,
             request.namespace,
@@ -254,6 +276,7 @@ class Handlers:
             ack,
             deadline,
         )
+        self._network.took(reserved.outcomes, layout)
         if not session.shared_memory:
             self._network.opened(session, reserved, chain, layout)
         blocks = sliced(request.namespace, chain)
@@ -359,30 +382,7 @@ def _parse(kind: type[Message], message: bytes, op: Op) -> Any:
         raise ProtocolError(f"the message of op {op.name} is no {kind.DESCRIPTOR.name}: {error}") from None
 
 
-def _common_version(request: pb.HelloRequest) -> int:
-    """The highest version that both sides speak. Raises VersionMismatch."""
-    version = min(request.version, VERSION)
-    if version < max(request.min_version, MIN_VERSION):
-        raise VersionMismatch(
-            f"the client speaks protocol versions {request.min_version} to {request.version}, this node "
-            f"{MIN_VERSION} to {VERSION}; run versions of kvstore that are at most one protocol version apart",
-            got=f"{request.min_version}..{request.version}",
-            want=f"{MIN_VERSION}..{VERSION}",
-        )
-    return version
-
-
 def _descriptor_reply(name: str, descriptor: int) -> Reply:
     return Reply(
         pb.AttachReply(fds=[name]).SerializeToString(), descriptors=(descriptor,), sent=lambda: os.close(descriptor)
     )
-
-
-def _match_reply(found: MatchResult) -> pb.MatchReply:
-    reply = pb.MatchReply(blocks=found.blocks)
-    reply.miss = found.miss  # type: ignore[assignment]
-    for tier, blocks in found.tiers:
-        reply.tiers.add(tier=tier + 1, blocks=blocks)
-    for part in found.parts:
-        reply.parts.add(part=part.part, blocks=part.blocks, present=part.present)
-    return reply

@@ -10,17 +10,21 @@ from kvstore.core.errors import ChecksumMismatch, FrameTooLarge, InvalidArgument
 from kvstore.core.keys import KeyArray
 from kvstore.node.acks import Acks, sliced
 from kvstore.node.cell import CellReads
-from kvstore.node.checks import checked_importance, checked_slice, deadline_of
+from kvstore.node.checks import checked_before, checked_importance, checked_slice, deadline_of
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layout, Layouts
 from kvstore.node.metrics import source_of
 from kvstore.node.network_put import PendingPut, Sums, check_complete, check_payload, receive
 from kvstore.node.outcomes import CHECKSUM, STORED, merge
+from kvstore.node.routing import Router
 from kvstore.node.sessions import NodeSession
 from kvstore.tiers.store import BlockStore
-from kvstore.tiers.values import Acquired, ChainSlice, Reserved
+from kvstore.tiers.values import Acquired, ChainSlice, MissReason, Reserved
 from kvstore.transport.frame import Limits
 from kvstore.v1 import data_pb2 as pb
+
+_NONE = np.empty(0, np.uint64)
+NOTHING = Acquired(0, 0, 0, _NONE, np.empty(0, np.uint32), _NONE, MissReason.ABSENT)
 
 
 class NetworkOps:
@@ -32,6 +36,7 @@ class NetworkOps:
         self._layouts = layouts
         self._acks = acks
         self.cell: CellReads | None = None
+        self.router: Router | None = None
 
     # --- GET ------------------------------------------------------------------------------------------------
 
@@ -59,13 +64,20 @@ class NetworkOps:
             deadline,
             request.whole,
         )
+        generation = self._generation(request.namespace)  # before the look: what is found is of this one, or later
         found = self._store.acquire(*ask)
         if session.peer:
             self._check_shared(session, request.namespace, found)
-        elif self.cell is not None:
+        elif self.cell is not None and not request.here:
             found = self.cell.further(session, request, keys, layout, deadline, found, ask)
+        if request.HasField("generation") and request.generation != self._generation(request.namespace):
+            self._release(session, found)
+            found = NOTHING
         try:
-            message, payload = self._get_reply(found), self._views(found, layout)
+            reply = self._get_reply(found, generation)
+            if request.here and self.router is not None:
+                reply.nodes.extend(self.router.beyond(request.namespace, keys, layout, found.prefix_blocks))
+            message, payload = reply.SerializeToString(), self._views(found, layout)
         except BaseException:
             self._release(session, found)
             raise
@@ -77,11 +89,15 @@ class NetworkOps:
             self._release(session, found)
             raise Unsupported("the namespace was rotated on this node; its blocks are not given to other nodes")
 
+    def _generation(self, handle: int) -> int:
+        return self._store.namespace_at(self._store.spec(handle).root).generation
+
     @staticmethod
-    def _get_reply(found: Acquired) -> bytes:
+    def _get_reply(found: Acquired, generation: int) -> pb.GetReply:
         reply = pb.GetReply(blocks=found.blocks, checksums=found.checksums.tobytes(), prefix_blocks=found.prefix_blocks)
         reply.miss = found.miss  # type: ignore[assignment]
-        return reply.SerializeToString()
+        reply.generation = generation
+        return reply
 
     def _views(self, found: Acquired, layout: Layout) -> list[memoryview]:
         """The bytes to send; none for a window or state part that is not here, whose checksums are zero."""
@@ -107,6 +123,7 @@ class NetworkOps:
         chain = checked_slice(request.chain, self._limits.max_keys)
         importance = checked_importance(request.importance, len(chain.keys))
         check_payload(lane.payload_left, len(chain.keys), layout, "PUT")
+        self.bring(session, request, chain)
         reserved = self._store.reserve(
             session.stored,
             request.namespace,
@@ -118,6 +135,7 @@ class NetworkOps:
             ack,
             deadline,
         )
+        self.took(reserved.outcomes, layout)
         try:
             outcomes = self._fill(lane, session, chain, layout, reserved, ack, deadline)
         except BaseException:
@@ -151,6 +169,20 @@ class NetworkOps:
             return merge(reserved.outcomes, bytes([CHECKSUM]) * len(sums))
         committed = self._store.commit(session.stored, reserved.id, sums.ravel(), ack, deadline)
         return merge(reserved.outcomes, committed)
+
+    def bring(self, session: NodeSession, request: pb.PutRequest | pb.ReserveRequest, chain: ChainSlice) -> None:
+        """Fetches the blocks before those of a put, as far as they are named and not here: a chain is whole on each
+        node that has a part of it."""
+        if self.cell is None or not request.before:
+            return
+        before = checked_before(request.before, chain, self._limits.max_keys)
+        layout = self._layouts.get(request.namespace, ())
+        self.cell.bring(session, request.namespace, before, layout, deadline_of(request.deadline_ms))
+
+    def took(self, outcomes: bytes, layout: Layout) -> None:
+        """Notes that new blocks are put here."""
+        if self.router is not None and (stored := outcomes.count(STORED)):
+            self.router.routes.took(stored * layout.block_bytes)
 
     # --- RESERVE, WRITE, COMMIT, ABORT ------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from kvstore.server.fetching import Fetching
 from kvstore.server.keeping import Keeping
 from kvstore.server.moving import Moves
 from kvstore.server.replicating import Replicating
+from kvstore.server.routing import CellRoutes
 from kvstore.server.warming import Warming
 from kvstore.tiers.store import BlockStore
 from kvstore.v1 import control_pb2 as pb
@@ -32,6 +33,7 @@ class Joined:
     def __init__(self, config: NodeConfig, facts: Facts, store: BlockStore, handlers: Handlers) -> None:
         self.cell = open_cell(config, facts, store.journal.room()[0])
         self.links = ControlLinks()
+        handlers.route_by(CellRoutes(store, self.cell))
         self.copier = Copier(lambda: self.cell.member, self.links)
         self._discovery = config.discovery
         self._fetching = Fetching(store, self.cell, handlers, config.fetch_wait) if config.fetch == "on" else None

@@ -224,6 +224,7 @@ class Node:
             control_address=facts.control_address,
             http_address=facts.http_address,
             server=SERVER,
+            data_address=facts.data_address,
         )
 
     # --- reports --------------------------------------------------------------------------------------------

@@ -274,6 +274,10 @@ class Transport(ABC):
             request.deadline_ms = max(1, int((start_by - time.monotonic()) * 1000))
         return parsed(pb.PrefetchKeysReply(), self.call(Op.PREFETCH, request.SerializeToString(), deadline))
 
+    def route(self, request: pb.RouteRequest, deadline: float) -> pb.RouteReply:
+        """Who has how much of a chain, and where its new blocks go."""
+        return parsed(pb.RouteReply(), self.call(Op.ROUTE, request.SerializeToString(), deadline))
+
     def rotate(self, handle: int, deadline: float) -> pb.RotateReply:
         """Voids all that a namespace holds."""
         request = pb.RotateRequest(namespace=handle)
@@ -320,7 +324,9 @@ class Transport(ABC):
         holes = result.holes
         while result.more:
             done = (result.blocks - call.first) * len(call.plan.pieces)
-            further = replace(call, first=result.blocks, release=result.lease)
+            further = replace(
+                call, first=result.blocks, release=result.lease, generation=call.generation or result.generation
+            )
             try:
                 result = self._get(further, into[done:], deadline)
             except DeadlineExceeded:

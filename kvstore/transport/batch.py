@@ -22,13 +22,15 @@ M = TypeVar("M", bound=Message)
 Targets: TypeAlias = "Sequence[Bytes]"  # one a piece, block-major
 CHECKSUM = "checksum"
 DEADLINE = "deadline"
+Generation: TypeAlias = "tuple[int, int]"  # of a namespace: how often it was rotated, and by which rotation
 _KEPT = 4096  # entries that a plan keeps
 _NODE_SHARE = 0.9  # of the time left, that a node may wait for slower tiers
 
 
 @dataclass(frozen=True, slots=True)
 class GetCall:
-    """Blocks ``first`` to the end of a chain. ``keys``: the whole chain from block 0, concatenated."""
+    """Blocks ``first`` to the end of a chain. ``keys``: the whole chain from block 0, concatenated. ``here``: what
+    other nodes have is told, not fetched. ``generation``: blocks of any other are a miss."""
 
     handle: int
     keys: bytes
@@ -36,6 +38,17 @@ class GetCall:
     plan: Plan
     request_id: int = 0
     release: int = 0  # a lease given back with this call
+    here: bool = False
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Another node that has the first ``blocks`` of a chain, as the node asked sees it."""
+
+    node_id: bytes
+    address: str
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,8 @@ class GetResult:
     """``blocks``: length of the prefix that was served and checked, from block 0. ``more``: it was cut by a bound of
     one request, the next goes on. ``miss``: why the prefix ends. ``bad``: index of a block that failed its check.
     ``lease``: still held, goes back with the next request. ``holes``: (block, position of the part) of window and state
-    parts that are not here; their buffers were left alone, their views are empty."""
+    parts that are not here; their buffers were left alone, their views are empty. ``found``: length of the prefix that
+    the node has, or can have; ``nodes``: others that have more; ``generation``: that the node had before it looked."""
 
     blocks: int
     more: bool
@@ -51,11 +65,15 @@ class GetResult:
     bad: int = -1
     lease: int = 0
     holes: tuple[tuple[int, int], ...] = ()
+    found: int = 0
+    nodes: tuple[Elsewhere, ...] = ()
+    generation: Generation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PutCall:
-    """Consecutive blocks of a chain. ``keys``: of these blocks only; ``parent``: of the block before (or empty)."""
+    """Consecutive blocks of a chain. ``keys``: of these blocks only; ``parent``: of the block before (or empty).
+    ``before``: keys of all blocks before, for a node to fetch those that it lacks; empty: it is known to have them."""
 
     handle: int
     keys: bytes
@@ -66,6 +84,7 @@ class PutCall:
     importance: bytes = b""
     ack: int = 0
     appended_tokens: int = 0
+    before: bytes = b""
 
     def chain(self) -> ChainSlice:
         return ChainSlice(keys=self.keys, parent=self.parent, first_block=self.first)
@@ -79,6 +98,7 @@ class PutCall:
             parent=self.keys[low - KEY_BYTES : low] if start else self.parent,
             first=self.first + start,
             importance=self.importance[2 * start : 2 * end],
+            before=b"" if start else self.before,
         )
 
 
@@ -103,7 +123,7 @@ def get_request(
     """The message of op GET. ``release``: leases given back before anything else, beside that of the call. Without a
     ``deadline`` the node does not wait for slower tiers; ``whole``: it answers once with all that comes in time."""
     plan = call.plan
-    return pb.GetRequest(
+    request = pb.GetRequest(
         namespace=call.handle,
         keys=call.keys,
         first_block=call.first,
@@ -115,7 +135,11 @@ def get_request(
         release=(call.release, *release) if call.release else release,
         deadline_ms=milliseconds(deadline),
         whole=whole,
-    ).SerializeToString()
+        here=call.here,
+    )
+    if call.generation is not None:
+        request.generation, request.rotation = call.generation
+    return request.SerializeToString()
 
 
 def reserve_request(call: PutCall, deadline: float = 0.0) -> bytes:
@@ -127,7 +151,8 @@ def reserve_request(call: PutCall, deadline: float = 0.0) -> bytes:
         request_id=call.request_id,
         importance=call.importance,
         appended_tokens=call.appended_tokens,
-        deadline_ms=milliseconds(deadline) if call.ack else 0,
+        deadline_ms=milliseconds(deadline) if call.ack or call.before else 0,
+        before=call.before,
     )
     request.ack = call.ack  # type: ignore[assignment]
     return request.SerializeToString()

@@ -17,6 +17,7 @@ class Cancel:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wire: Wire | None = None
+        self._parts: list[Cancel] = []
         self.cancelled = False
 
     def cancel(self) -> None:
@@ -25,6 +26,17 @@ class Cancel:
             self.cancelled = True
             if self._wire is not None:
                 self._wire.interrupt()
+            parts = list(self._parts)
+        for part in parts:
+            part.cancel()
+
+    def part(self) -> Cancel:
+        """Of the same call, for what another thread does of it."""
+        part = Cancel()
+        with self._lock:
+            self._parts.append(part)
+            part.cancelled = self.cancelled
+        return part
 
     def using(self, wire: Wire | None) -> None:
         """The call waits on this connection from now on (None: on no one)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.core.errors import ProtocolError
-from kvstore.transport.batch import CHECKSUM, DEADLINE, GetCall, GetResult
+from kvstore.transport.batch import CHECKSUM, DEADLINE, Elsewhere, GetCall, GetResult
 from kvstore.transport.plan import Entry
 from kvstore.v1 import data_pb2 as pb
 from kvstore.v1 import types_pb2
@@ -13,6 +13,7 @@ from kvstore.v1 import types_pb2
 STORED = types_pb2.PUT_OUTCOME_STORED
 PRESENT = types_pb2.PUT_OUTCOME_PRESENT
 PENDING = types_pb2.PUT_OUTCOME_PENDING
+PARENT_MISSING = types_pb2.PUT_OUTCOME_PARENT_MISSING
 NOT_DURABLE = types_pb2.PUT_OUTCOME_NOT_DURABLE
 NOT_REPLICATED = types_pb2.PUT_OUTCOME_NOT_REPLICATED
 
@@ -43,7 +44,16 @@ def get_result(
         kept = tuple(hole for hole in holes if hole[0] < reached)
         return GetResult(reached, False, DEADLINE if late else CHECKSUM, -1 if late else reached, holes=kept)
     more = call.first < reply.blocks < reply.prefix_blocks
-    return GetResult(reply.blocks, more, miss_name(reply.miss), holes=holes)
+    nodes = tuple(Elsewhere(one.node_id, one.data_address, one.blocks) for one in reply.nodes)
+    return GetResult(
+        reply.blocks,
+        more,
+        miss_name(reply.miss),
+        holes=holes,
+        found=reply.prefix_blocks,
+        nodes=nodes,
+        generation=(reply.generation, reply.rotation),
+    )
 
 
 def merged(outcomes: bytes, reserved: Sequence[int], committed: bytes) -> bytes:
