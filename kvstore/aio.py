@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kvstore.client.choosing import TransportName
 from kvstore.client.client import Client as SyncClient
 from kvstore.client.client import OnFailure
-from kvstore.client.link import TransportName
 from kvstore.client.namespace import Ack, AnyKeys, Parts, Span
 from kvstore.client.namespace import Namespace as SyncNamespace
 from kvstore.client.results import PrefetchResult, PutResult

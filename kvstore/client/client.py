@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kvstore.client.arguments import whole
+from kvstore.client.choosing import TransportName
 from kvstore.client.counters import Counters
-from kvstore.client.link import Link, TransportName
+from kvstore.client.link import Link
 from kvstore.client.namespace import Namespace
 from kvstore.client.router import Router
 from kvstore.client.target import Target, client_target

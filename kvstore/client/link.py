@@ -6,8 +6,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeVar
 
+from kvstore.client.choosing import TransportName, checked, open_transport
 from kvstore.client.counters import LOG, Counters, Reporter, Skipped
 from kvstore.client.probe import Probe
 from kvstore.client.target import Target
@@ -18,18 +19,14 @@ from kvstore.core.errors import (
     KVStoreError,
     SessionLost,
     Unavailable,
-    Unsupported,
 )
 from kvstore.transport.base import Transport
 from kvstore.transport.cancel import cancelled
 from kvstore.transport.frame import DEFAULT_LIMITS
 from kvstore.transport.late import Silence
-from kvstore.transport.shm import ShmTransport
-from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.wire import Address
 
 T = TypeVar("T")
-TransportName: TypeAlias = Literal["auto", "shm", "tcp"]
 FIRST_BACKOFF = 0.1
 LONGEST_BACKOFF = 5.0
 PROBE_SECONDS = 0.5  # within a back-off: how often a local socket is looked at, or a connection tried
@@ -48,13 +45,11 @@ class Link:
         consequence: str = "everything is a miss",
     ) -> None:
         """``consequence``: of its nodes being away, for the log."""
-        if transport not in ("auto", "shm", "tcp"):
-            raise InvalidArgument(f"transport must be 'auto', 'shm' or 'tcp', not {transport!r}", field="transport")
         self.target = target
         self.counters = counters
         self.reporter = Reporter()
         self._consequence = consequence
-        self._kind = transport
+        self._kind = checked(transport)
         self._connections = connections
         self._pid = os.getpid()
         self._closed = False
@@ -199,14 +194,7 @@ class Link:
         return wanted
 
     def _open(self, address: Address, deadline: float) -> Transport:
-        if self._kind != "tcp" and address.local:
-            try:
-                return ShmTransport(address, deadline, max_wires=self._connections, client=_client_name())
-            except (Unsupported, OSError) as error:
-                if self._kind == "shm":
-                    raise error if isinstance(error, KVStoreError) else Unavailable(str(error)) from error
-                self.reporter.warn("shm", f"{address}: memory cannot be shared ({error}); bytes go over the socket")
-        return TcpTransport(address, deadline, max_wires=self._connections, client=_client_name())
+        return open_transport(self._kind, address, deadline, self._connections, self.reporter.warn)
 
     def _opened(self, transport: Transport) -> None:
         self._failures.pop(transport.address, None)
@@ -243,7 +231,3 @@ class Link:
         current, self._current = self._current, None
         if current is not None and os.getpid() == self._pid:
             current.close()
-
-
-def _client_name() -> str:
-    return f"kvstore-python pid {os.getpid()}"

@@ -36,6 +36,7 @@ from kvstore.node.kinds import (
     TEXT_OR_OFF,
     Kind,
     one_of,
+    some_of,
 )
 from kvstore.node.sanity import check
 from kvstore.node.sources import ENV_PREFIX, read_environment, read_toml
@@ -77,6 +78,18 @@ class NodeConfig:
         default_text="$XDG_RUNTIME_DIR/kvstore/node.sock, else kvstore-<uid>/node.sock in the temporary directory",
     )
     socket_mode: int = _setting(MODE, 0o600, "Permissions of the unix socket; its directory is made with 0700.")
+    transports: tuple[str, ...] = _setting(
+        some_of("shm", "nixl", "ucx", "tcp"),
+        ("shm", "tcp"),
+        "How clients may have bytes moved, beside tcp, which always works. nixl and ucx need the extra of that name, "
+        "and trust whoever reaches the fabric (rdma.md).",
+    )
+    fabric_devices: str | None = _setting(
+        TEXT_OR_AUTO,
+        None,
+        "Network devices of nixl and ucx, in UCX's words: `mlx5_0:1`, or several with commas. auto: loopback alone "
+        "where data_address is; else the RDMA devices of this host, and all devices where there are none.",
+    )
     data_dir: Path = _setting(
         PATH,
         default_data_dir,

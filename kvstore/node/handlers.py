@@ -29,6 +29,7 @@ from kvstore.node.checks import (
     checked_tier,
     deadline_of,
 )
+from kvstore.node.fabric import Fabrics
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layouts
 from kvstore.node.metrics import source_of
@@ -72,6 +73,7 @@ class Handlers:
         self._network = NetworkOps(store, limits, self._layouts, self.acks)
         self._cell: CellReads | None = None  # of a node that is one of a cell
         self._router: Router | None = None
+        self._fabrics: Fabrics | None = None
         self._ops: dict[int, tuple[type[Message], Callable[[Lane, NodeSession, Any], Reply]]] = {
             Op.ATTACH: (pb.AttachRequest, self._attach),
             Op.OPEN_NAMESPACE: (pb.OpenNamespaceRequest, self._open_namespace),
@@ -89,6 +91,7 @@ class Handlers:
             Op.ROTATE: (pb.RotateRequest, self._rotate),
             Op.PREFETCH: (pb.PrefetchKeysRequest, self._prefetch),
             Op.ROUTE: (pb.RouteRequest, self._route),
+            Op.FABRIC: (pb.FabricRequest, self._fabric),
             Op.PING: (pb.PingRequest, self._ping),
             Op.BYE: (pb.ByeRequest, self._bye),
         }
@@ -117,6 +120,9 @@ class Handlers:
         known = self._greeting()
         return known.node_id, known.data_address
 
+    def offer(self, fabrics: Fabrics) -> None:
+        """From now on sessions may have their bytes moved by these."""
+        self._fabrics = self._network.fabrics = fabrics
 
     def after(self) -> None:
         """What need not be done before a reply is sent."""
@@ -130,11 +136,25 @@ class Handlers:
         version = common_version(request)
         if request.shared_memory and not lane.local:
             raise Unsupported("shared memory needs the unix socket; over TCP ask for a network session")
+        self._check_transport(request)
         if request.join_session:
             session = self._sessions.join(lane, request.join_session)
         else:
             session = self._sessions.open(lane, request.shared_memory, request.client[:32], bool(request.node_id))
+            session.transport = request.transport
         return Reply(self._hello_reply(lane, session, version).SerializeToString())
+
+    def _check_transport(self, request: pb.HelloRequest) -> None:
+        wanted = "shm" if request.shared_memory else request.transport
+        if self._fabrics is not None:
+            self._fabrics.check(wanted)
+        elif request.transport:
+            raise Unsupported(f"this node does not offer transport {wanted!r}")
+
+    def _fabric(self, lane: Lane, session: NodeSession, request: pb.FabricRequest) -> Reply:
+        if self._fabrics is None or not session.transport:
+            raise Unsupported("FABRIC needs a session opened with the transport that it is for")
+        return self._fabrics.join(lane, session, request)
 
     def _hello_reply(self, lane: Lane, session: NodeSession, version: int) -> pb.HelloReply:
         known = self._greeting()
@@ -151,6 +171,9 @@ class Handlers:
             server=known.server,
             routes=self._router is not None,
         )
+        if self._fabrics is not None:
+            reply.transports.extend(self._fabrics.offered)
+            reply.rdma = self._fabrics.offer.rdma
         if session.shared_memory:
             memory = self._store.shared_memory()
             reply.session_index = session.stored.index
@@ -210,7 +233,7 @@ class Handlers:
         layout = self._layouts.get(request.namespace, request.parts, request.range_offset, request.range_length)
         keys = checked_keys(request.keys, self._limits.max_keys, empty_ok=True)
         checked_first(request.first_block, len(keys))
-        if not session.shared_memory:
+        if not session.leases:
             return self._network.get(session, request, keys, layout)
         if request.release:
             self._store.release(session.stored, request.release)
@@ -231,6 +254,8 @@ class Handlers:
         found = self._store.acquire(*ask)
         if self._cell is not None:
             found = self._cell.further(session, request, keys, layout, deadline, found, ask)
+        if self._fabrics is not None and session.transport == "nixl":
+            self._fabrics.ready(found.offsets.tolist(), layout)
         reply = pb.GetReply(
             blocks=found.blocks,
             lease=found.lease,
@@ -251,7 +276,7 @@ class Handlers:
         return Reply(self._router.route(request, keys, layout).SerializeToString())
 
     def _release(self, lane: Lane, session: NodeSession, request: pb.ReleaseRequest) -> Reply:
-        if session.shared_memory:
+        if session.leases:
             unbroken = self._store.release(session.stored, request.leases)
         else:  # a network GET gives its lease back itself
             unbroken = [False] * len(request.leases)

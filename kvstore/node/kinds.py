@@ -102,6 +102,21 @@ def one_of(*choices: str) -> Kind:
     return Kind(" or ".join(choices), parse)
 
 
+def some_of(*choices: str) -> Kind:
+    """Several of these, with commas or as a list; kept in the order of ``choices``."""
+
+    def parse(value: object) -> tuple[str, ...]:
+        given = value if isinstance(value, (list, tuple)) else str(value).split(",")
+        names = {str(name).strip() for name in given} - {""}
+        if unknown := sorted(names.difference(choices)):
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(choices)}")
+        if not names:
+            raise ValueError(f"it names none of {', '.join(choices)}")
+        return tuple(name for name in choices if name in names)
+
+    return Kind("some of " + ", ".join(choices), parse, ",".join)
+
+
 SIZE = Kind("size", parse_size, show_size)
 SIZE_OR_AUTO = Kind("size or auto", _or_auto(parse_size), _shown_or(AUTO, show_size))
 COUNT = Kind("number", _count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from kvstore.core.errors import KVStoreError, ProtocolError, Truncated, Unavailable
 from kvstore.node.metrics import NONE, Tally
 from kvstore.node.sessions import NodeSession
+from kvstore.transport.fabric.messages import Channel
 from kvstore.transport.frame import HEADER_BYTES, Flag, Header, Limits, Op, parse_header, send_frame
 from kvstore.transport.wire_error import encode_error
 
@@ -62,6 +64,7 @@ class Lane:
         self.peer_timeout = peer_timeout
         self.tally = tally
         self.session: NodeSession | None = None
+        self.channel: Channel | None = None  # for payloads, when they do not go over the socket
         self.number = next(_numbers)
         self.busy = False
         self.cut_cause = ""
@@ -109,6 +112,8 @@ class Lane:
                 request_id=header.request_id,
             )
         self.payload_left = header.payload_len
+        if self.channel is not None and header.payload_len:
+            self.channel.expect(header.payload_len)
         return header
 
     def read_message(self, header: Header) -> bytes:
@@ -125,6 +130,10 @@ class Lane:
             raise Truncated(
                 f"the payload ends {size - self.payload_left} bytes too early", want=size, got=self.payload_left
             )
+        if counted and self.channel is not None:
+            self._peer_must_move()
+            self.channel.receive(view, self.deadline)
+            got = size
         while got < size:
             self._peer_must_move()
             count = self._receive(view[got:] if got else view, _WAIT_ALL)
@@ -166,12 +175,15 @@ class Lane:
             self.sock,
             op,
             reply.message,
-            reply.payload,
+            reply.payload if self.channel is None else (),
             flags=Flag.REPLY,
             request_id=request_id,
             payload_len=size,
             descriptors=reply.descriptors,
         )
+        if self.channel is not None and size:
+            self.channel.begin(size)
+            self.channel.send(reply.payload, self.deadline)
         return size
 
     def send_error(self, op: int, error: BaseException, request_id: int) -> None:
@@ -226,8 +238,16 @@ class Lane:
         except OSError:
             return
 
+    def connected(self) -> bool:
+        """Whether the peer's end is open: the kernel closes it when the peer dies."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLRDHUP)
+        return not poll.poll(0)
+
     def close(self) -> None:
         self.sock.close()
+        if self.channel is not None:
+            self.channel.close()
 
 
 def request_id_of(error: BaseException) -> int:

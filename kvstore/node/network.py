@@ -11,6 +11,7 @@ from kvstore.core.keys import KeyArray
 from kvstore.node.acks import Acks, sliced
 from kvstore.node.cell import CellReads
 from kvstore.node.checks import checked_before, checked_importance, checked_slice, deadline_of
+from kvstore.node.fabric import Fabrics
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layout, Layouts
 from kvstore.node.metrics import source_of
@@ -37,6 +38,7 @@ class NetworkOps:
         self._acks = acks
         self.cell: CellReads | None = None
         self.router: Router | None = None
+        self.fabrics: Fabrics | None = None
 
     # --- GET ------------------------------------------------------------------------------------------------
 
@@ -199,6 +201,9 @@ class NetworkOps:
         put = self._pending(session, request.reservation)
         with put.lock:
             self._pending(session, request.reservation)  # still there: nobody committed it meanwhile
+            if self.fabrics is not None and session.transport == "nixl":
+                self.fabrics.write(lane, session, put, request)
+                return Reply()
             ranged = put.layout.ranged(request.range_offset, request.range_length)
             count = len(put.sums)
             check_payload(lane.payload_left, count, ranged, "WRITE")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvstore.core.errors import Closed, InvalidArgument, SessionLost
@@ -29,6 +31,19 @@ class NodeSession:
         self.lanes: set[Lane] = set()
         self.pending: dict[int, PendingPut] = {}
         self.lock = threading.Lock()  # guards `pending`
+        self.transport = ""  # "nixl" or "ucx", when that moves its bytes
+        self.fabric_peer = ""  # the client's name in the node's NIXL agent
+        self.at_end: Callable[[], None] | None = None
+
+    @property
+    def leases(self) -> bool:
+        """Whether its gets are answered with locations under a lease, not with bytes."""
+        return self.shared_memory or self.transport == "nixl"
+
+    @property
+    def moved_by(self) -> str:
+        """How its bytes move."""
+        return "shm" if self.shared_memory else self.transport or "tcp"
 
     def living(self) -> bool:
         """Whether its client may still wait for an answer."""
@@ -98,6 +113,13 @@ class Sessions:
             self._by_token.pop(session.stored.token, None)
         with contextlib.suppress(Closed):  # the store of a node that stops: the next start takes back what was held
             self._store.close_session(session.stored)
+        if session.at_end is not None:
+            session.at_end()
+
+    def by_transport(self) -> Counter[str]:
+        """How many sessions there are of each."""
+        with self._lock:
+            return Counter(session.moved_by for session in self._by_token.values())
 
     def silent(self, seconds: float) -> list[NodeSession]:
         """Network sessions that sent nothing for so long and are in no request."""

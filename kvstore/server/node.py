@@ -16,11 +16,13 @@ from kvstore.node import capacity, identity
 from kvstore.node.config import NodeConfig
 from kvstore.node.data_server import DataServer
 from kvstore.node.events import Events
+from kvstore.node.fabric import Fabrics
 from kvstore.node.handlers import Greeting, Handlers
 from kvstore.node.health import Readiness, health_page, probe_routes
 from kvstore.node.http_server import HttpServer, Page, json_page
 from kvstore.node.listen import port_error
 from kvstore.node.metrics import Collector, NodeMetrics, node_metrics, render, store_metrics
+from kvstore.node.offering import offer_of
 from kvstore.node.report import Facts, stat_reply
 from kvstore.node.sessions import Sessions
 from kvstore.node.units import show_size
@@ -153,6 +155,8 @@ class Node:
         limits = Limits(max_frame_bytes=config.max_frame_bytes, max_keys=config.max_keys)
         sessions = Sessions(self.store)
         handlers = Handlers(self.store, sessions, self._greeting, limits)
+        self._fabrics = Fabrics(self.store, offer_of(config))
+        handlers.offer(self._fabrics)
         self._data: DataServer | None = None
         self._data = DataServer(config, handlers, sessions, self._metrics)
         facts = (self._identity.node_id, self.store.boot_id, self._drains, self._who, self.store.chains.eviction_age)

@@ -39,6 +39,7 @@ class Capabilities:
     same_host: bool  # needs the node on this host
     zero_copy: bool  # borrowed views lie in the node's own memory
     heartbeat: bool  # the node learns of our end by silence, so an idle session must send something
+    fabric: bool = False  # bytes move by a fabric library; the node is told which
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class Transport(ABC):
     """
 
     capabilities: ClassVar[Capabilities]
+    wire_type: ClassVar[type[Wire]] = Wire
 
     def __init__(
         self, address: Address, deadline: float, *, max_wires: int = 4, client: str = "kvstore", node_id: bytes = b""
@@ -108,7 +110,7 @@ class Transport(ABC):
         self._unwanted: list[int] = []  # reservations to be given back
         self._last_late = 0.0
         self._ended = False
-        wire = Wire.connect(address, deadline)
+        wire = self.wire_type.connect(address, deadline)
         try:
             self._begin(wire, deadline)
         except BaseException:
@@ -138,6 +140,7 @@ class Transport(ABC):
             shared_memory=self.capabilities.zero_copy,
             join_session=join,
             node_id=self._node_id,
+            transport=self.capabilities.name if self.capabilities.fabric else "",
         )
         reply = parsed(pb.HelloReply(), wire.request(Op.HELLO, request.SerializeToString(), deadline))
         if not MIN_VERSION <= reply.version <= VERSION:
@@ -153,7 +156,7 @@ class Transport(ABC):
     def _further_wire(self, deadline: float) -> Wire:
         began, wire = time.monotonic(), None
         try:
-            wire = Wire.connect(self.address, deadline)
+            wire = self.wire_type.connect(self.address, deadline)
             self._hello(wire, deadline, self.hello.session)
         except BaseException as error:
             if wire is not None:

@@ -62,6 +62,7 @@ class Op(IntEnum):
     ROTATE = 17
     PREFETCH = 18
     ROUTE = 19
+    FABRIC = 20
 
 
 class Flag(IntFlag):

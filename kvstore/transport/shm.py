@@ -6,15 +6,12 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from kvstore.core.checksum import part_seed
 from kvstore.core.errors import DeadlineExceeded, InvalidArgument, ProtocolError, SessionLost, Unsupported
 from kvstore.core.keys import KEY_BYTES
-from kvstore.transport.base import Borrowed, Capabilities, Reservation, Transport
+from kvstore.transport.base import Borrowed, Capabilities, Reservation
 from kvstore.transport.batch import (
     GetCall,
     GetResult,
@@ -22,26 +19,24 @@ from kvstore.transport.batch import (
     Targets,
     commit_request,
     entries,
-    get_request,
     parsed,
-    present,
     reserve_request,
 )
 from kvstore.transport.copying import fetch, place, spread, verify
 from kvstore.transport.frame import Op
+from kvstore.transport.leasing import LeasingTransport, located
 from kvstore.transport.lockfile import LOCK_FILES
 from kvstore.transport.mapping import MemoryMap, map_memory
 from kvstore.transport.outcome import STORED, get_result, merged
-from kvstore.transport.plan import Entry, Plan
+from kvstore.transport.plan import Plan
 from kvstore.transport.reaper import REAPER
 from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb
 
-_DUE_AT_ONCE = 1024  # leases in one request
 _STEP = pb.AttachRequest.Step
 
 
-class ShmTransport(Transport):
+class ShmTransport(LeasingTransport):
     """A session that proves its life by a kernel lock on its byte of the node's lock file."""
 
     capabilities = Capabilities("shm", same_host=True, zero_copy=True, heartbeat=False)
@@ -51,8 +46,6 @@ class ShmTransport(Transport):
             raise Unsupported(
                 f"{address}: shared memory needs the node's unix socket; use unix://PATH or transport='tcp'"
             )
-        self._due: deque[tuple[int, bool]] = deque()  # leases to give back, and whether each still holds a pin
-        self._tended = False
         self._writer: MemoryMap | None = None
         self._writer_lock = threading.Lock()
         super().__init__(address, deadline, max_wires=max_wires, client=client)
@@ -109,19 +102,9 @@ class ShmTransport(Transport):
         finally:
             self.give_lease_back(lease)
 
-    def _lease(self, call: GetCall, deadline: float, whole: bool = False) -> pb.GetReply:
-        due = self._take_due() if self._due else []
-        try:
-            request = get_request(call, release=due, deadline=deadline, whole=whole)
-            return parsed(pb.GetReply(), self.call(Op.GET, request, deadline))
-        except BaseException:
-            for lease in due:  # refused before they were released, perhaps: releasing twice does no harm
-                self._owe(lease, False)
-            raise
-
     def _fetch(self, call: GetCall, reply: pb.GetReply, into: Targets, deadline: float) -> GetResult:
         plan, keys = call.plan, call.keys
-        found = self._located(call, reply)
+        found = located(call, reply)
 
         def work(item: int) -> bool:
             entry = found.here[item]
@@ -132,74 +115,6 @@ class ShmTransport(Transport):
 
         done, late = spread(len(found.here), found.size, work, deadline)
         return get_result(call, reply, found.here, done, late, found.holes)
-
-    def _located(self, call: GetCall, reply: pb.GetReply) -> _Located:
-        """The leased pieces. Raises ProtocolError when the reply makes no sense."""
-        plan = call.plan
-        blocks = max(0, reply.blocks - call.first)
-        every = entries(plan, blocks)
-        if len(reply.offsets) != len(every) or len(reply.checksums) != 8 * plan.block_chunks * blocks:
-            raise ProtocolError(f"the node located {len(reply.offsets)} parts instead of {len(every)}")
-        sums = np.frombuffer(reply.checksums, dtype="<u8").tolist()
-        here, holes = present(call, every, sums)
-        offsets = list(reply.offsets)
-        starts = [offsets[entry.nth] + plan.pieces[entry.at].offset for entry in here]
-        return _Located(here, starts, sums, holes, plan.block_bytes * blocks)
-
-    # --- leases given back -------------------------------------------------------------------------------
-
-    def give_lease_back(self, lease: int) -> None:
-        """The pieces of a lease are no longer looked at. The next get takes it along; without one, the reaper soon."""
-        self.unpin()
-        if lease:
-            self._owe(lease, False)
-
-    def lease_died(self, lease: int) -> None:
-        """The last view of a borrow is gone. Safe in a finalizer."""
-        self._owe(lease, True)
-
-    def _owe(self, lease: int, pinned: bool) -> None:
-        self._due.append((lease, pinned))
-        if not self._tended:
-            self._tended = True
-            REAPER.tend(self)
-
-    def _take_due(self) -> list[int]:
-        leases: list[int] = []
-        while len(leases) < _DUE_AT_ONCE:
-            try:
-                lease, pinned = self._due.popleft()
-            except IndexError:
-                break
-            if pinned:
-                self.unpin()
-            if lease:
-                leases.append(lease)
-        return leases
-
-    def _settle(self) -> None:
-        while leases := self._take_due():
-            if self.lost:
-                continue  # all of them go back with the session
-            if not self.notify(Op.RELEASE, pb.ReleaseRequest(leases=leases).SerializeToString()):
-                for lease in leases:
-                    self._owe(lease, False)
-                return
-
-    def _came_late(self, op: Op, message: bytes) -> None:
-        if op is Op.GET and (lease := parsed(pb.GetReply(), message).lease):
-            self._owe(lease, False)
-        super()._came_late(op, message)
-
-    def tick(self) -> bool:
-        waits = super().tick()
-        if self._due:
-            self._settle()
-            return True
-        self._tended = False
-        if self._due:  # came in between
-            self._tended = True
-        return self._tended or waits
 
     # --- borrow ------------------------------------------------------------------------------------------
 
@@ -237,22 +152,11 @@ class ShmTransport(Transport):
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Located:
-    """Leased pieces: where each lies, the checksums of the whole batch, what is not here, bytes in all."""
-
-    here: list[Entry]
-    starts: list[int]
-    sums: list[int]
-    holes: tuple[tuple[int, int], ...]
-    size: int
-
-
 class _Lent(Borrowed):
     """Views of leased slots. The lease goes back when the borrower's block has ended and no view lives."""
 
     def __init__(self, transport: ShmTransport, call: GetCall, reply: pb.GetReply, deadline: float) -> None:
-        found = transport._located(call, reply)
+        found = located(call, reply)
         plan, pieces, base = call.plan, len(call.plan.pieces), transport._reader.fresh()
         lent = memoryview(base)
         views = [lent[:0]] * (pieces * max(0, reply.blocks - call.first))

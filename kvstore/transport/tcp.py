@@ -22,6 +22,7 @@ from kvstore.transport.batch import (
     reserve_request,
 )
 from kvstore.transport.copying import MASK
+from kvstore.transport.fetched import Fetched
 from kvstore.transport.frame import IOV_MAX, Buffer, Op
 from kvstore.transport.outcome import STORED, get_result, merged
 from kvstore.transport.plan import Entry, Piece, Plan
@@ -92,7 +93,7 @@ class TcpTransport(Transport):
         return reply, here, holes, sums
 
     def borrow(self, call: GetCall, deadline: float) -> Borrowed:
-        return _Fetched(self, call, deadline)
+        return Fetched(self, call, deadline)
 
     # --- put ---------------------------------------------------------------------------------------------
 
@@ -171,24 +172,6 @@ def _send(wire: Wire, op: Op, plan: Plan, keys: bytes, sources: Targets, deadlin
                 waiting, size = [], 0
     wire.send(op, [*waiting, np.array(sums, dtype="<u8").tobytes()], deadline)
     return sums
-
-
-class _Fetched(Borrowed):
-    """Own copies, read-only: nothing of the node is held."""
-
-    def __init__(self, transport: TcpTransport, call: GetCall, deadline: float) -> None:
-        plan = call.plan
-        blocks = len(call.keys) // KEY_BYTES - call.first
-        into = [np.empty(piece.length, dtype=np.uint8) for _ in range(blocks) for piece in plan.pieces]
-        self.result = transport.get(call, into, deadline)
-        given = max(0, self.result.blocks - call.first) * len(plan.pieces)
-        self.views = [memoryview(buffer).toreadonly() for buffer in into[:given]]
-        for block, at in self.result.holes:
-            nth = (block - call.first) * len(plan.pieces) + at
-            self.views[nth] = self.views[nth][:0]
-
-    def give_back(self) -> None:
-        self.views = []
 
 
 class _Upload(Reservation):

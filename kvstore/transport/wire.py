@@ -106,12 +106,15 @@ class Wire:
         self._next_id = request_id = (self._next_id + 1) & 0xFFFFFFFF
         header = encode_header(op, len(message), payload_len, flags=flags, request_id=request_id)
         if len(message) <= JOIN_BELOW:
-            self.send(op, (header + message,), deadline)
+            self._send(op, (header + message,), deadline)
         else:
-            self.send(op, (header, message), deadline)
+            self._send(op, (header, message), deadline)
 
     def send(self, op: Op, buffers: Sequence[Buffer], deadline: float) -> None:
         """Sends payload bytes of the request begun by :meth:`start`."""
+        self._send(op, buffers, deadline)
+
+    def _send(self, op: Op, buffers: Sequence[Buffer], deadline: float) -> None:
         try:
             send_buffers(self._sock, buffers, deadline)
             self.moved = time.monotonic()
@@ -191,7 +194,7 @@ class Wire:
             message, self._start = bytes(self._ahead[self._start : end]), end
             return message
         whole = bytearray(length)
-        self.read_payload(memoryview(whole), deadline)
+        self._read(memoryview(whole), deadline)
         return bytes(whole)
 
     def _read_ahead(self, want: int, deadline: float) -> None:
@@ -226,6 +229,9 @@ class Wire:
 
     def read_payload(self, view: memoryview, deadline: float) -> None:
         """Fills ``view`` with the next bytes of the reply's payload."""
+        self._read(view, deadline)
+
+    def _read(self, view: memoryview, deadline: float) -> None:
         ahead = min(self._end - self._start, len(view))
         if ahead:
             view[:ahead] = self._ahead[self._start : self._start + ahead]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,22 @@ from kvstore import Client, Namespace, NamespaceSpec
 from tests.contract.running import NodeProcess
 
 _numbers = itertools.count()
+# Python versions that are only tried in short have no fabric libraries; everywhere else one that is missing fails.
+WITHOUT_FABRIC = os.environ.get("KVSTORE_TEST_FABRIC") == "off"
+TRANSPORTS = ("shm", "tcp", "unix") if WITHOUT_FABRIC else ("shm", "tcp", "unix", "nixl", "ucx")
+
+OFFERED = "shm,tcp" if WITHOUT_FABRIC else "shm,nixl,ucx,tcp"
+
+
+def kind_of(transport: str) -> Any:
+    """What a Client is told: bytes copied over the unix socket are its transport tcp."""
+    return "tcp" if transport == "unix" else transport
 
 
 @pytest.fixture(scope="module")
 def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     """A node that the tests of a module share; each uses namespaces of its own."""
-    node = NodeProcess(tmp_path_factory.mktemp("node"), capacity="512MiB")
+    node = NodeProcess(tmp_path_factory.mktemp("node"), capacity="512MiB", transports=OFFERED)
     try:
         yield node.start()
     finally:
@@ -32,7 +43,7 @@ def own_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
     def start(**settings: str) -> NodeProcess:
         home = tmp_path / f"node{next(_numbers)}"
         home.mkdir()
-        started.append(NodeProcess(home, **settings))
+        started.append(NodeProcess(home, **{"transports": OFFERED, **settings}))
         return started[-1].start()
 
     yield start
@@ -40,9 +51,9 @@ def own_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
         node.remove()
 
 
-@pytest.fixture(params=["shm", "tcp", "unix"])
+@pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
-    """How bytes move: shared memory, TCP, or copied over the unix socket."""
+    """How bytes move: shared memory, TCP, copied over the unix socket, or by a fabric library."""
     return str(request.param)
 
 
@@ -52,8 +63,7 @@ def connect() -> Iterator[Callable[..., Client]]:
     clients: list[Client] = []
 
     def make(node: NodeProcess, transport: str, **options: Any) -> Client:
-        kind: Any = "shm" if transport == "shm" else "tcp"
-        clients.append(Client(node.target(transport), transport=kind, **{"timeout": 30.0, **options}))
+        clients.append(Client(node.target(transport), transport=kind_of(transport), **{"timeout": 30.0, **options}))
         return clients[-1]
 
     yield make

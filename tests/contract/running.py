@@ -68,8 +68,8 @@ class NodeProcess:
         raise AssertionError(f"the node does not serve:\n{text}")
 
     def target(self, transport: str) -> str:
-        """Target for a client of this transport ("shm", "tcp", or "unix" for bytes over the unix socket)."""
-        return f"kv://127.0.0.1:{self.port}" if transport == "tcp" else f"unix://{self.socket}"
+        """Target for a client of this transport ("unix" for bytes over the unix socket)."""
+        return f"unix://{self.socket}" if transport in ("shm", "unix") else f"kv://127.0.0.1:{self.port}"
 
     def signal(self, number: int) -> None:
         assert self.process is not None

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore import PutResult, aio
 from kvstore.core.errors import Closed, WrongBlockSize
-from tests.contract.conftest import empty, payload, spec, tokens
+from tests.contract.conftest import empty, kind_of, payload, spec, tokens
 from tests.contract.running import NodeProcess
 
 
@@ -20,7 +20,7 @@ from tests.contract.running import NodeProcess
 async def opened(
     node: NodeProcess, transport: str, *, options: dict[str, Any] | None = None, **fields: Any
 ) -> AsyncIterator[aio.Namespace]:
-    kind: Any = "shm" if transport == "shm" else "tcp"
+    kind = kind_of(transport)
     async with aio.Client(node.target(transport), transport=kind, **{"timeout": 30.0, **(options or {})}) as client:
         yield await client.namespace(spec(**fields))
 

@@ -17,7 +17,7 @@ from kvstore.core.errors import (
     Unsupported,
     WrongBlockSize,
 )
-from tests.contract.conftest import empty, payload, spec, tokens
+from tests.contract.conftest import TRANSPORTS, empty, payload, spec, tokens
 from tests.contract.running import NodeProcess
 
 
@@ -34,7 +34,7 @@ def test_another_client_of_any_transport_finds_it(
 ) -> None:
     keys, data = namespace.keys(tokens(3)), payload(namespace, 3)
     namespace.put(keys, data)
-    for other in ("shm", "tcp", "unix"):
+    for other in TRANSPORTS:
         reader, into = connect(shared_node, other).namespace(namespace.spec), empty(namespace, 3)
         assert reader.get(keys, into) == 3
         assert into == data

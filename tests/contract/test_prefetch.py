@@ -14,7 +14,7 @@ import pytest
 
 from kvstore import Client, Namespace, PrefetchResult, aio
 from kvstore.core.errors import InvalidArgument, Unsupported
-from tests.contract.conftest import empty, payload, spec, tokens
+from tests.contract.conftest import OFFERED, empty, payload, spec, tokens
 from tests.contract.running import ROOT, NodeProcess, wait_until
 
 CHAIN = 20  # blocks of 200,000 bytes; the node's memory holds about 150
@@ -25,7 +25,8 @@ OTHERS = 12  # further chains, which push the first one out
 def tiered_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     """A node with little memory and an NVMe tier, shared by the tests of this module."""
     home = tmp_path_factory.mktemp("tiered")
-    node = NodeProcess(home, capacity="32MiB", nvme_dir=str(home / "nvme"), nvme_capacity="1GiB")
+    settings = {"nvme_dir": str(home / "nvme"), "nvme_capacity": "1GiB", "transports": OFFERED}
+    node = NodeProcess(home, capacity="32MiB", **settings)
     try:
         yield node.start()
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 from kvstore import Client, PutResult
 from kvstore.core.errors import Closed
-from tests.contract.conftest import empty, payload, spec, tokens
+from tests.contract.conftest import empty, kind_of, payload, spec, tokens
 from tests.contract.running import NodeProcess, wait_until
 from tests.contract.sessions import Connect, Start, filled
 
@@ -199,7 +199,7 @@ def test_a_forgotten_client_is_collected_and_its_session_ends(
     node = own_node()
     observer = connect(node, "tcp")
     assert observer.stat().sessions == 1
-    client = Client(node.target(transport), transport="shm" if transport == "shm" else "tcp", timeout=30)
+    client = Client(node.target(transport), transport=kind_of(transport), timeout=30)
     namespace, _ = filled(client, 1)
     assert namespace.get(namespace.keys(tokens(1)), empty(namespace, 1)) == 1
     assert observer.stat().sessions == 2
@@ -239,7 +239,7 @@ def test_a_forked_child_is_told_to_make_its_own_client_and_can(
 ) -> None:
     namespace, data = filled(client, 3)
     keys = namespace.keys(tokens(3))
-    kind = "shm" if transport == "shm" else "tcp"
+    kind = kind_of(transport)
 
     def child() -> bool:
         with pytest.raises(Closed, match="forked"):

@@ -1,0 +1,55 @@
+"""Loading the fabric libraries: they are extras, come in one build a CUDA version, and are slow to import."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from functools import cache
+from typing import Any
+
+from kvstore.core.errors import Unsupported
+
+_NIXL = ("nixl_cu12", "nixl_cu13", "nixl")
+_UCX = ("ucxx",)
+EXTRAS = {"nixl": _NIXL, "ucx": _UCX}
+
+
+@cache
+def installed(kind: str) -> str:
+    """Name of the module that brings ``kind`` ("nixl" or "ucx"), without importing it; empty when there is none."""
+    for name in EXTRAS[kind]:
+        try:
+            if importlib.util.find_spec(name) is not None:
+                return name
+        except (ImportError, ValueError):
+            continue
+    return ""
+
+
+def load_nixl() -> Any:
+    """NIXL's bindings. Raises Unsupported."""
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # what fails is raised; its log would go to the engine's stderr
+    return _load("nixl", "._bindings")
+
+
+def load_ucx() -> tuple[Any, Any]:
+    """The interface of ucxx below its asyncio, and what it takes buffers as. Raises Unsupported."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
+    try:
+        return _load("ucx", "._lib.libucxx"), _load("ucx", "._lib.arr").Array
+    finally:  # it sets variables that are for GPUs, and would be for whatever else uses UCX in this process
+        for name in [name for name in os.environ if name.startswith("UCX_") and name not in before]:
+            del os.environ[name]
+
+
+def _load(kind: str, module: str) -> Any:
+    name = installed(kind)
+    if not name:
+        raise Unsupported(
+            f"transport {kind!r} needs a library that is not installed here; pip install 'kvstore-llm[{kind}]'"
+        )
+    try:
+        return importlib.import_module(name + module)
+    except (ImportError, OSError) as error:
+        raise Unsupported(f"transport {kind!r}: {name} cannot be loaded: {error}") from error
