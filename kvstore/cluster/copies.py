@@ -1,11 +1,10 @@
-"""Extra copies of what many read, and new copies of what was lost: decisions only, within a bandwidth."""
+"""Extra copies of what many read, and new copies of what was lost: decisions only, and the bandwidth for them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
-from kvstore.cluster.placement import primaries, replicas
+from kvstore.cluster.placement import primaries
 from kvstore.cluster.room import Room
 from kvstore.core.errors import InvalidArgument
 
@@ -75,41 +74,16 @@ class Bandwidth:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Lacking:
-    """A run of blocks with fewer copies than are owed. ``holders``: nodes that have it and can be read from."""
-
-    key: bytes
-    size: int
-    holders: tuple[int, ...]
+def makes(own: Room, key: bytes, holders: Iterable[Room]) -> bool:
+    """Whether ``own`` is the one of several holders that has a copy made, so that no other does the same. ``key``: of
+    the chain's last block."""
+    return primaries(key, [own, *holders], 1)[0] == own
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """A copy of a run is to be made."""
-
-    key: bytes
-    source: int
-    target: int
-
-
-def repairs(
-    own: int, lacking: Iterable[Lacking], rooms: Mapping[int, Room], copies: int, bandwidth: Bandwidth, now: float
-) -> list[Repair]:
-    """What node ``own`` is to copy now: of the runs that it holds first in their order, so that no other does the same.
-
-    Sole copies first, else in the order given; ends when the bandwidth is used up.
-    """
-    found: list[Repair] = []
-    for one in sorted(lacking, key=lambda one: len(one.holders)):
-        holders = _known(one.holders, rooms)
-        if not holders or primaries(one.key, holders, 1)[0].node != own:
-            continue
-        for target in replicas(one.key, holders, rooms.values(), copies):
-            if not bandwidth.take(one.size, now):
-                return found
-            found.append(Repair(one.key, own, target.node))
-    return found
+def worth(size: int, idle: float, free: int, eviction_age: float) -> bool:
+    """Whether a node is to take ``size`` bytes that were not used for ``idle`` seconds: it has room, or its next victim
+    was not used for longer. ``eviction_age`` 0: nothing has to go there."""
+    return size <= free if not eviction_age else idle < eviction_age
 
 
 def surplus(key: bytes, holders: Collection[int], rooms: Mapping[int, Room], copies: int, extra: int) -> list[int]:

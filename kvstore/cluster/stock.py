@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvstore.core.keys import KeyArray
@@ -22,6 +22,10 @@ class Chain:
     @property
     def blocks(self) -> int:
         return len(self.keys)
+
+    def first(self, blocks: int) -> Chain:
+        """Its first blocks."""
+        return replace(self, keys=self.keys[:blocks])
 
     def key(self, block: int) -> bytes:
         return bytes(self.keys[block].tobytes())

@@ -38,7 +38,9 @@ class Joined:
         self._discovery = config.discovery
         self._fetching = Fetching(store, self.cell, handlers, config.fetch_wait) if config.fetch == "on" else None
         fetcher = self._fetching.fetcher if self._fetching else None
-        self._keeping = Keeping(store, self.cell, self.copier, config.replicas) if config.replicas > 1 else None
+        self._keeping: Keeping | None = None
+        if config.replicas > 1:
+            self._keeping = Keeping(store, self.cell, self.copier, config.replicas, config.repair_rate)
         self.keep(handlers.acks)
         self.moves = Moves(
             store,

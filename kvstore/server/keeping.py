@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvstore.cluster.cell import Cell
 from kvstore.cluster.copier import Copier
 from kvstore.cluster.keeper import Keeper
+from kvstore.cluster.mender import Mender
 from kvstore.cluster.stock import Chain, Leaf
 from kvstore.core.errors import UnknownNamespace
 from kvstore.node.metrics.replication import OwedCopies, replication_metrics
@@ -60,11 +61,17 @@ class StoreStock:
 class Keeping:
     """Joins what is put at a node, over each of the ``Acks`` that join, to its keeper."""
 
-    def __init__(self, store: BlockStore, cell: Cell, copier: Copier, copies: int) -> None:
-        self.keeper = Keeper(StoreStock(store), cell, copier, copies)
+    def __init__(self, store: BlockStore, cell: Cell, copier: Copier, copies: int, rate: int) -> None:
+        stock = StoreStock(store)
+        self.keeper = keeper = Keeper(stock, cell, copier, copies)
+        self._mender = Mender(
+            stock, cell, keeper.view, keeper.spread, keeper.counts, copies, rate, keeper.missed
+        )  # fmt: skip
 
     def start(self) -> None:
+        """The cell has started."""
         self.keeper.start()
+        self._mender.start()
 
     def stop(self) -> None:
         """Puts that wait are answered."""

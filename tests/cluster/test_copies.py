@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
 import time
 from collections.abc import Iterator
@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import errors
+from kvstore.cli.control import control
 from kvstore.core.keys import Keys
+from kvstore.v1 import control_pb2 as pb
+from kvstore.v1 import types_pb2 as types
 from tests.cluster.cells import await_state, cell
-from tests.cluster.fetching import CHAIN, LONG, SIZE, SLACK, content, fresh_keys, get, opened, own_blocks
+from tests.cluster.fetching import CHAIN, LONG, SIZE, SLACK, SPEC, content, fresh_keys, get, opened, own_blocks
 from tests.integration.nodes import NodeProcess, wait_for
 
 R2 = {"replicas": 2, "capacity": "96MiB"}
@@ -58,3 +60,124 @@ def test_blocks_that_were_here_with_one_copy_get_the_other_before_they_are_ackno
     done = put(three[0], keys, "replicated")
     assert (done.stored, done.present, done.failed) == (10, 10, 0)
     assert holders(three, keys) == 2
+
+
+def test_a_put_over_grpc_is_acknowledged_as_replicated_too(three: list[NodeProcess]) -> None:
+    keys = fresh_keys(5)
+    with opened(three[1]):  # makes the namespace known there
+        pass
+    with control(f"grpc://{three[1].control}", LONG) as stub:
+        chain = types.ChainSlice(keys=keys.raw)
+        first = pb.ControlPutRequest(root=SPEC.root, chain=chain, ack=types.ACK_LEVEL_REPLICATED)
+        blocks = [pb.ControlPutRequest(data=content(key).tobytes()) for key in keys]
+        reply = stub.Put(iter([first, *blocks]))
+    assert reply.outcomes == bytes([types.PUT_OUTCOME_STORED]) * 5
+    assert holders(three, keys) == 2
+
+
+def test_what_is_put_as_visible_is_soon_on_two_nodes(three: list[NodeProcess]) -> None:
+    keys = fresh_keys()
+    for end in range(20, CHAIN + 1, 20):  # a chain that grows is copied as one, not once a put
+        put(three[2], keys[:end], "visible", first=end - 20)
+    before = three[2].metrics()['kvstore_copies_total{outcome="made"}']
+    wait_for(lambda: holders(three, keys) == 2, "the copy")
+    wait_for(lambda: three[2].metrics()["kvstore_owed_chains"] == 0, "the queue to be empty")
+    assert three[2].metrics()['kvstore_copies_total{outcome="made"}'] - before <= 3
+
+
+# --- losses ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_replicated_survives_the_node_that_took_it_and_is_on_two_nodes_again(tmp_path: Path) -> None:
+    with cell(tmp_path, gone_after=1.0, **R2) as nodes:
+        first, *others = nodes
+        chains = [fresh_keys() for _ in range(3)]
+        for keys in chains:
+            assert not put(first, keys, "replicated").failed
+        first.kill()
+        for keys in chains:
+            with opened(others[0]) as namespace:
+                wait_for(lambda: namespace.match(keys) == CHAIN, "the copy to be known")  # noqa: B023
+                assert get(namespace, keys) == CHAIN
+        for keys in chains:
+            wait_for(lambda: holders(others, keys) == 2, "both nodes that are left to hold it")  # noqa: B023
+
+
+def test_every_copy_that_a_dead_node_held_is_made_again(tmp_path: Path) -> None:
+    with cell(tmp_path, count=4, gone_after=1.0, **R2) as nodes:
+        chains = [fresh_keys(30) for _ in range(12)]
+        for nth, keys in enumerate(chains):
+            assert not put(nodes[nth % 4], keys, "replicated").failed
+        nodes[3].kill()
+        left = nodes[:3]
+        wait_for(lambda: all(holders(left, keys) == 2 for keys in chains), "two holders of each chain")
+
+
+def test_a_put_at_a_node_that_is_alone_is_told_so_in_time(tmp_path: Path) -> None:
+    with cell(tmp_path, count=2, **R2) as nodes:
+        nodes[1].kill()
+        keys = fresh_keys(10)
+        began = time.monotonic()
+        done = put(nodes[0], keys, "replicated", timeout=4.0)
+        assert time.monotonic() - began < 4.0 + SLACK
+        assert (done.reasons, own_blocks(nodes[0], keys)) == ({"not_replicated": 10}, 10)  # and visible
+
+
+def test_a_target_that_stops_in_the_middle_of_a_copy_is_replaced_by_another(tmp_path: Path) -> None:
+    with cell(tmp_path, **R2) as nodes:
+        keys = fresh_keys()
+        put(nodes[0], keys[:20], "replicated")
+        with_copy = next(node for node in nodes[1:] if own_blocks(node, keys[:20]) == 20)
+        assert with_copy.process is not None
+        with_copy.process.send_signal(signal.SIGSTOP)  # it goes on listening, and answers nothing
+        try:
+            done = put(nodes[0], keys, "replicated", timeout=20.0, first=20)
+            assert (done.stored, done.failed) == (CHAIN - 20, 0)
+            rest = [node for node in nodes if node is not with_copy]
+            assert holders(rest, keys) == 2
+        finally:
+            with_copy.process.send_signal(signal.SIGCONT)
+
+
+def test_a_node_without_room_is_no_target(tmp_path: Path) -> None:
+    with cell(tmp_path, **R2) as nodes, contextlib.ExitStack() as stack:
+        first, full, third = nodes
+        full.remove()
+        full.settings["capacity"] = "32MiB"
+        full.start()
+        await_state(first, full, "live")
+        keys = fresh_keys(200)
+        for chain in (keys[:110], fresh_keys(100), fresh_keys(210)):  # leased: nothing of them can go
+            namespace = stack.enter_context(opened(full))
+            assert namespace.put(chain, [content(key) for key in chain]).stored == len(chain)
+            stack.enter_context(namespace.borrow(chain))
+        with opened(first) as namespace:
+            wait_for(lambda: namespace.match(keys) == 110, "the beginning to be known")
+        done = put(first, keys, "replicated", timeout=20.0)  # most of it is on the full node, which comes first
+        assert done.failed == 0
+        assert own_blocks(full, keys) < 200
+        assert holders([first, third], keys) == 2
+
+
+def test_lost_copies_are_made_within_the_bandwidth(tmp_path: Path) -> None:
+    rate = 2 << 20
+    with cell(tmp_path, gone_after=1.0, repair_rate=rate, **R2) as nodes:
+        chains = [fresh_keys() for _ in range(2)]
+        for keys in chains:
+            assert not put(nodes[0], keys, "replicated").failed
+        holder = next(node for node in nodes[1:] if own_blocks(node, chains[0]) == CHAIN)
+        rest = [node for node in nodes if node is not holder]
+        holder.kill()
+        samples: list[tuple[float, float]] = []
+        name = "kvstore_copied_bytes_total"
+        start = rest[0].metrics()[name]
+
+        def done() -> bool:
+            samples.append((time.monotonic(), rest[0].metrics()[name] - start))
+            return holders(rest, chains[0]) == 2
+
+        wait_for(done, "the copies")
+        moving = [sample for sample in samples if sample[1]]
+        took = moving[-1][0] - moving[0][0]
+        assert moving[-1][1] >= CHAIN * SIZE
+        assert moving[-1][1] - moving[0][1] <= rate * took * 1.25 + rate

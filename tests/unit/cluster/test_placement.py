@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.cluster.copies import COOL, HOT, MAX_EXTRA, Bandwidth, Heat, Lacking, extra_wanted, repairs, surplus
+from kvstore.cluster.copies import COOL, HOT, MAX_EXTRA, Bandwidth, Heat, extra_wanted, makes, surplus, worth
 from kvstore.cluster.placement import Run, Tail, place, primaries, replicas, share_blocks
 from kvstore.cluster.rendezvous import ranked
 from kvstore.cluster.room import Room
@@ -198,30 +198,28 @@ def test_a_copy_larger_than_a_burst_is_made_on_credit() -> None:
         Bandwidth(0.0, 1, 0.0)
 
 
-@given(rooms_strategy.filter(len), st.lists(st.sets(st.integers(0, 11), max_size=4), max_size=20), st.integers(1, 3))
-def test_each_lost_copy_is_made_again_by_one_node(rooms: dict[int, Room], held: list[set[int]], copies: int) -> None:
-    lacking = [Lacking(key_of(at), BLOCK, tuple(nodes)) for at, nodes in enumerate(held)]
-    made: dict[bytes, list[int]] = {}
-    for own in rooms:
-        for one in repairs(own, lacking, rooms, copies, Bandwidth(1e12, 1 << 50, 0.0), 0.0):
-            assert one.source == own
-            made.setdefault(one.key, []).append(one.target)
-    for one in lacking:
-        holders = [rooms[node] for node in one.holders if node in rooms]
-        takers = [room for room in rooms.values() if room.takes and room.capacity_bytes and room not in holders]
-        expected = min(max(copies - len(holders), 0), len(takers)) if holders else 0
-        assert len(made.get(one.key, [])) == expected
-        assert not set(made.get(one.key, [])) & set(one.holders)
+@given(rooms_strategy.filter(len), st.integers(0, 50))
+def test_each_lost_copy_is_made_again_by_one_holder(rooms: dict[int, Room], block: int) -> None:
+    holders = list(rooms.values())
+    others = [[room for room in holders if room is not own] for own in holders]
+    makers = [own for own, rest in zip(holders, others, strict=True) if makes(own, key_of(block), rest)]
+    assert len(makers) == 1
 
 
-def test_repair_begins_with_sole_copies_and_ends_with_the_bandwidth() -> None:
-    rooms = cell(4)
-    lacking = [Lacking(key_of(1), BLOCK, (0, 1)), Lacking(key_of(2), BLOCK, (0,)), Lacking(key_of(3), BLOCK, (0,))]
-    bandwidth = Bandwidth(BLOCK, burst=2 * BLOCK, now=0.0)
-    first = repairs(0, lacking, rooms, 2, bandwidth, 0.0)
-    assert [one.key for one in first] == [key_of(2), key_of(3)]
-    assert repairs(0, lacking[1:], rooms, 2, bandwidth, 0.5) == []
-    assert len(repairs(0, lacking[1:2], rooms, 2, bandwidth, 1.5)) == 1
+@pytest.mark.parametrize(
+    ("size", "idle", "free", "age", "takes"),
+    [
+        (10, 1e9, 10, 0.0, True),  # there is room
+        (11, 0.0, 10, 0.0, False),
+        (10, 99.0, 0, 100.0, True),  # it was used later than what goes for it
+        (10, 100.0, 0, 100.0, False),
+        (10, 101.0, 1 << 40, 100.0, False),  # free, but about to be evicted from
+    ],
+)
+def test_a_lost_copy_is_made_where_it_is_worth_its_room(
+    size: int, idle: float, free: int, age: float, takes: bool
+) -> None:
+    assert worth(size, idle, free, age) is takes
 
 
 @given(rooms_strategy, st.sets(st.integers(0, 11)), st.integers(1, 3), st.integers(0, 3))
