@@ -9,10 +9,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from kvstore.cluster.cell import Cell
 from kvstore.cluster.copier import Copier
-from kvstore.cluster.rooms import rooms
+from kvstore.cluster.copies import worth
+from kvstore.cluster.neighbours import Neighbour, neighbours
 from kvstore.core.errors import Busy, KVStoreError
 from kvstore.core.keys import KeyArray
-from kvstore.server.targets import next_targets, whole_holders
+from kvstore.server.targets import next_targets
 from kvstore.tiers.chains import Leaf
 from kvstore.tiers.store import BlockStore
 from kvstore.v1 import control_pb2 as pb
@@ -23,6 +24,7 @@ _CHAIN = 60.0  # seconds that one chain may take
 _SETTLE = 0.3  # seconds that events of other nodes take, and puts begun before the drain
 _TRIES = 3  # passes in a row that copy nothing before what is left is given up
 _NOBODY = "no other live node of the cell takes blocks"
+_NO_ROOM = "other nodes have no room for what was used less lately than what they have"
 
 
 class Draining:
@@ -70,6 +72,7 @@ class _Drain:
         self._alive = alive
         self._bytes = self._blocks = self._total = 0
         self._trouble = ""
+        self._given: dict[bytes, tuple[int, int]] = {}  # by node: what was free there at first, and went there since
         self._safe: set[bytes] = set()  # leaves that others have, by their own word
 
     def run(self) -> Iterator[pb.DrainProgress]:
@@ -77,13 +80,13 @@ class _Drain:
         yield self._progress(left)
         vain = 0
         while self._going() and vain < _TRIES:
-            before, moved = left, self._bytes
+            before = left
             yield from self._pass(left)
             time.sleep(_SETTLE)
             left = self._sole()
             if not left and not self._store.stat().writing:
                 break
-            vain = vain + 1 if (left, self._bytes) == (before, moved) else 0
+            vain = vain + 1 if left >= before else 0
             self._safe.clear()  # what was copied may have been evicted there
         last = self._progress(left)
         last.finished, last.blocks_left = True, left
@@ -93,7 +96,7 @@ class _Drain:
     def _why(self, left: int) -> str:
         if not left:
             return ""
-        if not any(room.takes for room in rooms(self._cell.peers()).values()):
+        if not any(one.room.takes for one in neighbours(self._cell.peers()).values()):
             return _NOBODY
         return self._trouble or "the time was up"
 
@@ -126,13 +129,24 @@ class _Drain:
 
     def _copy(self, leaf: Leaf, keys: KeyArray) -> None:
         found = self._cell.lookup(leaf.root, keys)
-        missing = self._copies - len(whole_holders(rooms(self._cell.peers()), found, len(keys)))
-        for target in next_targets(self._cell, found, leaf.key, len(keys), self._copies):
+        spec, idle = self._store.spec(leaf.handle), self._store.chains.unused(leaf.handle, leaf.key)
+        block = sum(part.bytes for part in spec.parts)
+
+        def fits(one: Neighbour) -> bool:
+            return worth(
+                (len(keys) - found.prefix.get(one.room.node, 0)) * block, idle, self._free(one), one.eviction_age
+            )
+
+        targets, missing = next_targets(self._cell, found, leaf.key, len(keys), self._copies, fits)
+        if missing > len(targets):
+            self._trouble = _NO_ROOM
+        for target in targets:
             until = min(self._deadline, time.monotonic() + _CHAIN)
-            spec = self._store.spec(leaf.handle)
             reply = self._copier.copy(target, spec.canonical(), leaf.root, keys, True, until)
             self._bytes += reply.bytes
-            self._blocks += reply.bytes // sum(part.bytes for part in spec.parts)
+            self._blocks += reply.bytes // block
+            first, given = self._given[target.node_id]
+            self._given[target.node_id] = (first, given + reply.bytes)
             if reply.blocks == len(keys):
                 missing -= 1
             else:
@@ -140,9 +154,15 @@ class _Drain:
         if missing <= 0:
             self._safe.add(leaf.key)
 
+    def _free(self, one: Neighbour) -> int:
+        """What is free at a node: its own word is up to a second old."""
+        free = one.room.free_bytes
+        first, given = self._given.setdefault(one.member.node_id, (free, 0))
+        return min(free, first - given)
+
     def _sole(self) -> int:
         """Blocks that no other node has that stays."""
-        stay = sum(1 << number for number, room in rooms(self._cell.peers()).items() if room.takes)
+        stay = sum(1 << number for number, one in neighbours(self._cell.peers()).items() if one.room.takes)
         count = 0
         for root, keys in self._store.chains.ready():
             count += sum(not mask & stay for mask in self._cell.index.masks(root, keys).tolist())

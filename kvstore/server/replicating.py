@@ -69,7 +69,7 @@ class Replicating:
         """Where ``copies`` other nodes are to have it (0: one more than have it now)."""
         found = self._cell.lookup(view.root, keys)
         wanted = copies or 1 + sum(prefix >= len(keys) for prefix in found.prefix.values())
-        return next_targets(self._cell, found, keys[-1].tobytes(), len(keys), wanted)
+        return next_targets(self._cell, found, keys[-1].tobytes(), len(keys), wanted)[0]
 
     def _holding(self, view: NamespaceView, keys: KeyArray) -> list[Member]:
         """Nodes that say they have it all: asked once more, they confirm it."""

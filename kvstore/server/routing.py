@@ -9,7 +9,7 @@ from kvstore.cluster.cell import Cell
 from kvstore.cluster.placement import Run, Tail, place
 from kvstore.cluster.prefix_index import Holders
 from kvstore.cluster.room import Room
-from kvstore.cluster.rooms import rooms
+from kvstore.cluster.neighbours import neighbours
 from kvstore.core.keys import KeyArray
 from kvstore.node.routing import Goes, Holder, Wanted
 from kvstore.tiers.store import BlockStore
@@ -63,7 +63,8 @@ class CellRoutes:
         now = time.monotonic()
         if now - at >= _FRESH:
             taken = self._cell.taken.by_node()
-            everyone = {**rooms(self._cell.peers()), OWN: self._own()}
+            others = {number: one.room for number, one in neighbours(self._cell.peers()).items()}
+            everyone = {**others, OWN: self._own()}
             known = {number: replace(room, taken_bytes=taken.get(number, 0)) for number, room in everyone.items()}
             self._rooms = now, known
         if together:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from kvstore.cluster.cell import Cell, PeerView
+from kvstore.cluster.cell import Cell
 from kvstore.cluster.member import Member
 from kvstore.cluster.membership import State
+from kvstore.cluster.neighbours import Neighbour, neighbours
 from kvstore.cluster.placement import replicas
 from kvstore.cluster.prefix_index import Holders
-from kvstore.cluster.room import Room
-from kvstore.cluster.rooms import rooms
 from kvstore.core.errors import InvalidArgument, Unavailable
 
 
@@ -34,35 +33,29 @@ def _is(member: Member, name: str) -> bool:
     return member.node_id.hex().startswith(name.lower()) or name in (member.control_address, member.data_address)
 
 
-def whole_holders(known: dict[int, Room], found: Holders, blocks: int) -> list[Room]:
-    """Those that have a whole chain of ``blocks``, and stay: one that is draining does not count."""
-    full = (known[number] for number, prefix in found.prefix.items() if prefix >= blocks and number in known)
-    return [room for room in full if room.takes]
+def next_targets(
+    cell: Cell, found: Holders, key: bytes, blocks: int, copies: int, fits: Callable[[Neighbour], bool] = bool
+) -> tuple[list[Member], int]:
+    """Where to copy a chain so that ``copies`` other nodes have it, and how many of them are missing: first to those
+    that have most of it already. One that is draining does not count.
 
-
-def next_targets(cell: Cell, found: Holders, key: bytes, blocks: int, copies: int) -> list[Member]:
-    """Where to copy a chain so that ``copies`` other nodes have it: first to those that have most of it already.
-
-    ``key``: of its last block. Fewer when there are no more nodes, none when enough have it.
+    ``key``: of its last block. ``fits``: whether a node is to take it. Fewer when there are no more nodes.
     """
-    peers = cell.peers()
-    known = rooms(peers)
-    have = whole_holders(known, found, blocks)
+    there = neighbours(cell.peers())
+    known = {number: one.room for number, one in there.items()}
+    full = (known[number] for number, prefix in found.prefix.items() if prefix >= blocks and number in known)
+    have = [room for room in full if room.takes]
     missing = copies - len(have)
     if missing <= 0:
-        return []
+        return [], 0
+    known = {number: room for number, room in known.items() if room in have or (room.takes and fits(there[number]))}
     begun = sorted(
-        (room for room in known.values() if room.takes and 2 * found.prefix.get(room.node, 0) >= blocks),
-        key=lambda room: (-found.prefix[room.node], room.node_id),
+        (room for room in known.values() if room not in have and 2 * found.prefix.get(room.node, 0) >= blocks),
+        key=lambda room: (-found.prefix.get(room.node, 0), room.node_id),
     )
-    chosen = [room for room in begun if room not in have][:missing]
+    chosen = begun[:missing]
     chosen += replicas(key, [*have, *chosen], known.values(), copies)
-    members = _members(peers)
-    return [members[room.node] for room in chosen[:missing]]
-
-
-def _members(peers: Sequence[PeerView]) -> dict[int, Member]:
-    return {peer.number: peer.member for peer in peers if peer.number is not None}
+    return [there[room.node].member for room in chosen[:missing]], missing
 
 
 def best_holder(cell: Cell, found: Holders) -> Member:

@@ -70,7 +70,7 @@ class Warming:
     def _lists(self, room: int, deadline: float) -> dict[bytes, tuple[Member, list[pb.HotChain] | KVStoreError]]:
         """What each node that can be read from has, or why it does not say."""
         sources = [peer.member for peer in self._cell.peers() if peer.state in _ALIVE]
-        asked = pb.HottestRequest(max_bytes=max(1, room // max(1, len(sources))))
+        asked = pb.HottestRequest(max_bytes=max(1, room))  # what others list too is fetched once
 
         def ask(source: Member) -> list[pb.HotChain] | KVStoreError:
             try:
