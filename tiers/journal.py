@@ -22,6 +22,7 @@ from kvstore.tiers.columns import IntArray, column
 from kvstore.tiers.runs import Dropped, Event, Removed, Seen, Stored, joined, runs, see, tiers_of
 
 if TYPE_CHECKING:
+    from kvstore.tiers.namespaces import Namespace
     from kvstore.tiers.state import State
 
 COALESCE = 0.1  # seconds over which changes are gathered
@@ -43,6 +44,16 @@ class Batch:
     sequence: int
     events: tuple[Event, ...]
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A namespace: how often it was rotated, and which of the rotations that led there it was."""
+
+    root: bytes
+    canonical: bytes
+    generation: int
+    rotation: int
 
 
 class Outrun(LookupError):
@@ -299,10 +310,15 @@ class Journal:
 
     # --- beside the events -----------------------------------------------------------------------------------
 
-    def canonical(self, root: bytes) -> bytes | None:
-        """Canonical form of a namespace; None: it is not here (any more)."""
+    def known(self, root: bytes) -> Known | None:
+        """A namespace as watchers are told of it; None: it is not here (any more)."""
         with self._state.lock:
-            return next((one.canonical for one in self._state.namespaces if one.root == root), None)
+            return next((_known(one) for one in self._state.namespaces if one.root == root), None)
+
+    def rotated(self) -> list[Known]:
+        """All that were ever rotated, also those without a block."""
+        with self._state.lock:
+            return [_known(one) for one in self._state.namespaces if one.generation]
 
     def room(self) -> tuple[int, int]:
         """Bytes that blocks can take, in all tiers, and those of them that are free."""
@@ -310,3 +326,7 @@ class Journal:
             stats = [tier.stat() for tier in self._state.tiers]
         capacity = sum(one.capacity_bytes for one in stats)
         return capacity, capacity - sum(one.used_bytes for one in stats)
+
+
+def _known(namespace: Namespace) -> Known:
+    return Known(namespace.root, namespace.canonical, namespace.generation, namespace.rotation)

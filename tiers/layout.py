@@ -40,8 +40,9 @@ SUPERBLOCK = np.dtype(
     ]
 )  # fmt: skip
 NAMESPACE = np.dtype(
-    [("state", "<u4"), ("crc", "<u4"), ("length", "<u4"), ("generation", "<u4"), ("root", "V16"), ("used", "<u8")]
-)
+    [("state", "<u4"), ("crc", "<u4"), ("length", "<u4"), ("generation", "<u4"), ("root", "V16"), ("used", "<u8"),
+     ("rotation", "<u8")]
+)  # fmt: skip
 SESSION = np.dtype([("state", "<u4"), ("pad", "<u4"), ("opened", "<u8"), ("boot_id", "V16"), ("name", "S32")])
 SEGMENT = np.dtype(
     [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.core.errors import Unavailable
-from kvstore.tiers.namespaces import Namespace
+from kvstore.tiers.namespaces import Generation, Namespace
 from kvstore.tiers.state import State
 
 if TYPE_CHECKING:
@@ -18,11 +20,12 @@ _SETTLE = 0.2  # seconds between looks at drops that are not durable yet
 
 
 class Rotated(NamedTuple):
-    """Blocks dropped, those of them a lease still keeps (invisible), and the new generation."""
+    """Blocks dropped, those of them a lease still keeps (invisible), the new generation, and what rotation it was."""
 
     blocks: int
     leased: int
     generation: int
+    rotation: int = 0
 
 
 class Lifecycle:
@@ -32,23 +35,36 @@ class Lifecycle:
         self._state = state
         self._evictor = evictor
 
-    def rotate(self, root: bytes) -> Rotated:
-        """Everything in a namespace is void, as after new weights: it is empty when this returns, its generation one
-        higher, and puts begun before are lost. Handles stay valid; a call that comes meanwhile is told to try again.
+    def rotate(self, root: bytes, to: Generation | None = None) -> Rotated:
+        """Everything in a namespace is void, as after new weights: it is empty when this returns, and puts begun before
+        are lost. Its generation is one higher, or (``to``) that of other nodes. Handles stay valid; a call that comes
+        meanwhile is told to try again.
 
         Raises UnknownNamespace, Busy, and Unavailable when a tier cannot forget its blocks for good.
         """
         with self._state.lock:
-            found = self._state.namespaces.by_root(root)
-            self._state.namespaces.start_rotation(found)
+            found, empty = self._state.namespaces.by_root(root), False
+            to = to or (found.generation + 1, secrets.randbits(63) + 1)
+            self._state.namespaces.start_rotation(found, to)
             self._state.journal.voided(root)
         try:
             blocks, leased = self._evictor.drop_all(found, "rotated")
             self._sync(found)
+            empty = True
         finally:
             with self._state.lock:
-                self._state.namespaces.finish_rotation(found)
-        return Rotated(blocks, leased, found.generation)
+                self._state.namespaces.finish_rotation(found, empty)
+        return Rotated(blocks, leased, *to)
+
+    def generation(self, root: bytes) -> Generation | None:
+        """Of a namespace; None: it is not here."""
+        with self._state.lock:
+            found = next((one for one in self._state.namespaces if one.root == root), None)
+        return None if found is None else (found.generation, found.rotation)
+
+    def begin_at(self, heard: Callable[[bytes], Generation]) -> None:
+        """From now on ``heard(root)`` says which generation a namespace has that is new here."""
+        self._state.namespaces.begins_at = heard
 
     def drop(self, root: bytes) -> tuple[int, int]:
         """Drops a namespace: how many blocks it had, those of them a lease still keeps. Raises UnknownNamespace,

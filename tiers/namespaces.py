@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,18 +17,21 @@ from kvstore.tiers.memfile import MemoryFile
 from kvstore.tiers.values import NamespaceView
 
 _BODY = 64  # the canonical form starts here in a record
+LAST_GENERATION = (1 << 32) - 1
+Generation: TypeAlias = "tuple[int, int]"  # how often a namespace was rotated, and by which of the rotations
 
 
 class Namespace:
     """One namespace. ``id`` stands in slot headers; ``handle`` is given to clients and never used again.
 
     ``cuts``: chunking by part. ``needed``: mask of the prefix parts. ``bytes``: of its READY parts. ``rows``: of the
-    index, those only kept for a lease included. ``generation``: how often it was rotated.
+    index, those only kept for a lease included. ``generation``: how often it was rotated, and ``rotation`` which of the
+    rotations that led there it was: nodes that share blocks have both in common.
     """
 
     __slots__ = (
-        "bytes", "canonical", "cuts", "dropping", "generation", "handle", "id", "needed", "root", "rotating", "rows",
-        "spec", "used",
+        "bytes", "canonical", "cuts", "dropping", "generation", "handle", "id", "needed", "root", "rotating",
+        "rotation", "rows", "spec", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: int, spec: NamespaceSpec, canonical: bytes) -> None:
@@ -38,9 +42,13 @@ class Namespace:
         self.root = spec.root
         self.cuts: tuple[Chunking, ...] = tuple(chunking(part) for part in spec.parts)
         self.needed = sum(1 << at for at, part in enumerate(spec.parts) if part.kind == "prefix")
-        self.bytes = self.rows = self.generation = 0
+        self.bytes = self.rows = self.generation = self.rotation = 0
         self.dropping = self.rotating = False
         self.used = time.time()
+
+    def view(self) -> NamespaceView:
+        """As others see it."""
+        return NamespaceView(self.handle, self.root, self.spec, generation=self.generation, rotation=self.rotation)
 
     @property
     def void(self) -> bool:
@@ -59,6 +67,7 @@ class Namespaces:
         self._by_root: dict[bytes, Namespace] = {}
         self._by_handle: dict[int, Namespace] = {}
         self.fading: dict[int, bytes] = {}  # id and root of dropped ones that another tier may not have forgotten yet
+        self.begins_at: Callable[[bytes], Generation] = lambda root: (0, 0)  # of a namespace that is new here
         self._next_handle = 1
         sparse = file.layout.sparse
         self._pages = [self._backed_pages(number) if sparse else 1 for number in range(self._limit)]  # of each record
@@ -120,20 +129,26 @@ class Namespaces:
         for namespace in self:
             self._heads["used"][namespace.id] = int(namespace.used)
 
-    def start_rotation(self, namespace: Namespace) -> None:
+    def start_rotation(self, namespace: Namespace, to: Generation) -> None:
         """From now on nobody finds a block of it, and nobody begins to write one. Raises Busy when somebody does it."""
         if namespace.rotating or namespace.dropping:
             raise Busy("the namespace is being rotated or dropped already", bound="rotation")
         namespace.rotating = True
         self._by_handle.pop(namespace.handle, None)
-        namespace.generation += 1
-        self._heads["generation"][namespace.id] = namespace.generation & 0xFFFFFFFF
+        namespace.generation, namespace.rotation = to
 
-    def finish_rotation(self, namespace: Namespace) -> None:
-        """It is empty, and in use again under its old handle."""
+    def finish_rotation(self, namespace: Namespace, empty: bool = True) -> None:
+        """It is in use again under its old handle. Only what is ``empty`` for good is of its new generation after a
+        restart too."""
         namespace.rotating = False
+        if empty:
+            self._note_generation(namespace)
         if not namespace.dropping:
             self._by_handle[namespace.handle] = namespace
+
+    def _note_generation(self, namespace: Namespace) -> None:
+        self._heads["generation"][namespace.id] = namespace.generation
+        self._heads["rotation"][namespace.id] = namespace.rotation
 
     def start_drop(self, namespace: Namespace) -> None:
         """From now on nobody finds it; after a restart its slots are dropped."""
@@ -172,7 +187,10 @@ class Namespaces:
                 table="namespaces",
             )
         self._write(number, spec.root, canonical)
-        return self._enter(number, spec, canonical)
+        found = self._enter(number, spec, canonical)
+        found.generation, found.rotation = self.begins_at(spec.root)
+        self._note_generation(found)
+        return found
 
     def _back(self, number: int, length: int) -> bool:
         """Memory for a record: the table is sparse, and has a page for each on average. False: there is none."""
@@ -204,7 +222,7 @@ class Namespaces:
         start = self._file.layout.namespaces_at + number * NAMESPACE_BYTES + _BODY
         self._file.map[start : start + len(canonical)] = canonical
         head = self._heads[number : number + 1]
-        head["generation"] = 0
+        head["generation"] = head["rotation"] = 0
         head["length"], head["root"], head["used"] = len(canonical), np.void(root), int(time.time())
         head["crc"] = zlib.crc32(root + canonical)
         head["state"] = LIVE  # last: the record is complete
@@ -222,6 +240,7 @@ class Namespaces:
             if int(head["state"]) == LIVE and sound:
                 found = self._enter(number, parse_canonical(canonical), canonical)
                 found.used, found.generation = float(head["used"]), int(head["generation"])
+                found.rotation = int(head["rotation"])
             elif int(head["state"]) == DROPPING and sound:
                 self.fading[number] = bytes(head["root"])
             else:

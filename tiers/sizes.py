@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -9,8 +10,10 @@ import numpy.typing as npt
 
 from kvstore.tiers.index import READY
 from kvstore.tiers.tier import TierKind
+from kvstore.tiers.values import NamespaceStat
 
 if TYPE_CHECKING:
+    from kvstore.tiers.namespaces import Namespace
     from kvstore.tiers.state import State
 
 _SCAN = 65_536
@@ -44,3 +47,12 @@ def _total(state: State, masks: npt.NDArray[np.uint64], lengths: npt.NDArray[np.
             mine = ids[bits >> np.uint64(number) & np.uint64(1) != 0]
             total += np.bincount(mine, minlength=_IDS) * lengths[number]
     return total
+
+
+def described(state: State, found: Namespace, by_tier: Sizes) -> NamespaceStat:
+    """Under the lock: a namespace with its numbers."""
+    idle = max(0.0, time.time() - found.used)
+    return NamespaceStat(
+        found.handle, found.root, found.spec, found.canonical, state.index.blocks_of(found.id), found.bytes, idle,
+        by_tier.get(found.id, ()), state.pins.bytes_of(found), found.generation,
+    )  # fmt: skip

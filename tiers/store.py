@@ -22,7 +22,7 @@ from kvstore.tiers.evicting import Evictor
 from kvstore.tiers.housekeeping import Housekeeper
 from kvstore.tiers.layout import Layout
 from kvstore.tiers.leases import held
-from kvstore.tiers.lifecycle import Rotated
+from kvstore.tiers.lifecycle import Lifecycle, Rotated
 from kvstore.tiers.matching import Matcher, part_mask
 from kvstore.tiers.memfile import MemoryFile
 from kvstore.tiers.movement import Movement
@@ -32,7 +32,7 @@ from kvstore.tiers.reading import Reader
 from kvstore.tiers.recovery import recover
 from kvstore.tiers.registry import POLL_SECONDS, Registry
 from kvstore.tiers.sessions import Session
-from kvstore.tiers.sizes import Sizes, sizes
+from kvstore.tiers.sizes import described, sizes
 from kvstore.tiers.state import State
 from kvstore.tiers.tier import Entries, TierKind, TierStat, U16Array, U64Array
 from kvstore.tiers.upkeep import Upkeep
@@ -200,13 +200,13 @@ class BlockStore:
         """All namespaces with their sizes."""
         by_tier = sizes(self._use())
         with self._state.lock:
-            return [self._describe(namespace, by_tier) for namespace in self._state.namespaces]
+            return [described(self._state, namespace, by_tier) for namespace in self._state.namespaces]
 
     def namespace_at(self, root: bytes) -> NamespaceView:
         """The namespace of a root. Raises UnknownNamespace."""
         with self._use().lock:
             found = self._state.namespaces.by_root(root)
-            return NamespaceView(found.handle, found.root, found.spec, generation=found.generation)
+            return found.view()
 
     def spec(self, namespace: int) -> NamespaceSpec:
         """The spec of a handle. Raises UnknownNamespace."""
@@ -214,20 +214,17 @@ class BlockStore:
 
     def drop_namespace(self, root: bytes) -> tuple[int, int]:
         """Drops a namespace: how many blocks it had, those of them a lease still keeps. Raises UnknownNamespace."""
-        self._use()
-        return self._upkeep.lifecycle.drop(root)
+        return self.lifecycle.drop(root)
 
     def rotate_namespace(self, root: bytes) -> Rotated:
         """Voids all that a namespace holds, as after new weights. Raises UnknownNamespace, Busy, Unavailable."""
-        self._use()
-        return self._upkeep.lifecycle.rotate(root)
+        return self.lifecycle.rotate(root)
 
-    def _describe(self, found: Namespace, sizes: Sizes) -> NamespaceStat:
-        idle = max(0.0, time.time() - found.used)
-        return NamespaceStat(
-            found.handle, found.root, found.spec, found.canonical, self._state.index.blocks_of(found.id), found.bytes,
-            idle, sizes.get(found.id, ()), self._state.pins.bytes_of(found), found.generation,
-        )  # fmt: skip
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """How namespaces are rotated and dropped."""
+        self._use()
+        return self._upkeep.lifecycle
 
     def _namespace(self, handle: int) -> Namespace:
         return self._use().namespaces.by_handle(handle)
@@ -375,7 +372,7 @@ class BlockStore:
                 sessions=sum(not one.orphan for one in sessions), orphan_sessions=sum(one.orphan for one in sessions),
                 unverified=state.unverified_parts, index_bytes=index.nbytes + state.policy.nbytes,
                 ready_bytes=state.ready_bytes, counters=dict(state.counters),
-                namespaces=tuple(self._describe(found, by_tier) for found in state.namespaces),
+                namespaces=tuple(described(state, found, by_tier) for found in state.namespaces),
                 pins=state.pins.stat(),
                 nvme=self._absent.report() if self._absent else nvme_report(state.placement, self._movement),
             )  # fmt: skip

@@ -126,7 +126,8 @@ class NamespaceView:
     """A namespace as it was opened. ``handle`` names it until the node's next boot.
 
     ``differs``: fields in which the nearest stored namespace (``nearest_root``) of the same tenant and model differs.
-    ``generation``: how often it was rotated (``namespace_at`` only).
+    ``generation``: how often it was rotated, ``rotation``: by which of the rotations that led there (``namespace_at``
+    only).
     """
 
     handle: int
@@ -136,6 +137,7 @@ class NamespaceView:
     differs: tuple[str, ...] = ()
     nearest_root: bytes = b""
     generation: int = 0
+    rotation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from kvstore.core.errors import Busy, InvalidArgument
-from kvstore.tiers.journal import BATCH_KEYS, Batch, Journal, Outrun
+from kvstore.tiers.journal import BATCH_KEYS, Batch, Journal, Known, Outrun
 from kvstore.tiers.runs import Dropped, Event, Removed, Stored
 from kvstore.v1 import events_pb2 as pb
 
@@ -162,20 +162,35 @@ class _Stream:
                 continue
             if isinstance(event, Dropped):
                 self._known.discard(event.root)
-            elif isinstance(event, Stored) and event.root not in self._known:
-                canonical = self._journal.canonical(event.root)
-                if canonical is not None:  # else it was dropped meanwhile
-                    self._known.add(event.root)
-                    yield pb.Event(namespace_known=pb.NamespaceKnown(root=event.root, canonical=canonical))
+                yield message
+                if (known := self._journal.known(event.root)) is not None:  # it was rotated
+                    yield self._introduced(known)
+                continue
+            if isinstance(event, Stored) and event.root not in self._known:
+                known = self._journal.known(event.root)
+                if known is not None:  # else it was dropped meanwhile
+                    yield self._introduced(known)
             yield message
 
+    def _introduced(self, known: Known) -> pb.Event:
+        self._known.add(known.root)
+        return pb.Event(
+            namespace_known=pb.NamespaceKnown(
+                root=known.root, canonical=known.canonical, generation=known.generation, rotation=known.rotation
+            )
+        )
+
     def _wants(self, event: Event) -> bool:
-        return not self._wanted or event.root in self._wanted
+        return self._asks_for(event.root)
+
+    def _asks_for(self, root: bytes) -> bool:
+        return not self._wanted or root in self._wanted
 
     def _snapshot(self) -> Generator[pb.EventBatch, None, int]:
         """Everything that is here; the sequence number from which to go on."""
         sequence, runs = self._journal.snapshot()
-        yield self._signed(sequence, [pb.Event(snapshot_begun=pb.SnapshotBegun())])
+        rotated = [self._introduced(known) for known in self._journal.rotated() if self._asks_for(known.root)]
+        yield self._signed(sequence, [pb.Event(snapshot_begun=pb.SnapshotBegun()), *rotated])
         held: list[Stored] = []
         entries = keys = 0
         for run in filter(self._wants, runs):
