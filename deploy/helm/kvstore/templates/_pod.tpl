@@ -132,10 +132,11 @@ timeoutSeconds: {{ .times.timeoutSeconds }}
 {{- define "kvstore.drainCommand" -}}
 - /bin/sh
 - -c
-- >-
-  timeout -k 2 {{ add .Values.drain.timeoutSeconds 3 }}
-  kvstore cluster drain --timeout {{ .Values.drain.timeoutSeconds }} >/proc/1/fd/1 2>&1
-  || echo "not all was drained; the node stops all the same" >/proc/1/fd/1
+- |
+  log=/proc/1/fd/1; [ -w $log ] || log=/dev/null
+  timeout -k 2 {{ add .Values.drain.timeoutSeconds 3 }} kvstore cluster drain --timeout {{ .Values.drain.timeoutSeconds }} >$log 2>&1 ||
+    echo "not all was drained; the node stops all the same" >$log
+  exit 0
 {{- end -}}
 
 {{- define "kvstore.init" -}}
