@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 
 from kvstore.cluster.cell import Cell
+from kvstore.cluster.neighbours import neighbours
 from kvstore.cluster.placement import Run, Tail, place
 from kvstore.cluster.prefix_index import Holders
 from kvstore.cluster.room import Room
-from kvstore.cluster.neighbours import neighbours
 from kvstore.core.keys import KeyArray
 from kvstore.node.routing import Goes, Holder, Wanted
 from kvstore.tiers.store import BlockStore
@@ -27,9 +27,15 @@ class CellRoutes:
         self._rooms: tuple[float, dict[int, Room]] = (-_FRESH, {})
 
     def holders(self, root: bytes, keys: KeyArray) -> list[Holder]:
-        found = self._cell.lookup(root, keys).prefix
+        found = self._same(root, self._cell.lookup(root, keys)).prefix
         some = [self._holder(number, blocks) for number, blocks in sorted(found.items(), key=lambda one: -one[1])]
         return [one for one in some if one is not None]
+
+    def _same(self, root: bytes, found: Holders) -> Holders:
+        """Those whose blocks are of the same generation of the namespace as those here."""
+        own = self._store.lifecycle.generation(root)
+        same = {number for number in found.prefix if self._cell.generation(number, root) == own}
+        return replace(found, prefix={number: blocks for number, blocks in found.prefix.items() if number in same})
 
     def _holder(self, number: int, blocks: int = 0) -> Holder | None:
         member = self._cell.holder(number)
@@ -40,7 +46,7 @@ class CellRoutes:
 
     def place(self, root: bytes, keys: KeyArray, wanted: Wanted) -> list[Goes]:
         known = self._known(wanted.together)
-        found = self._cell.lookup(root, keys)
+        found = self._same(root, self._cell.lookup(root, keys))
         first, tail = tail_of(found, wanted.here, known)
         mine = [room.node for room in known.values() if wanted.host and room.host == wanted.host and room.takes]
         here = mine[0] if len(mine) == 1 else None  # of several on one machine none is nearer
