@@ -13,7 +13,8 @@ import yaml
 
 from kvstore import __version__
 from kvstore.node.config import settings
-from tests.helm.rendering import CHART, HELMS, HERE, VALUES, Manifest, find, manifests, node, run, template, text
+from tests.helm.golden import looked_at
+from tests.helm.rendering import CHART, HELMS, HERE, VALUES, Manifest, find, manifests, node, run, template
 from tests.helm.rules import amount
 from tools import chart_files
 
@@ -56,7 +57,7 @@ def test_both_helms_render_the_same(values: str) -> None:
 @pytest.mark.parametrize("values", VALUES)
 def test_a_render_is_as_it_was_looked_at(values: str) -> None:
     """`python -m tests.helm.golden` writes them anew; look at what changed."""
-    assert text(4, values).strip() == (HERE / "golden" / f"{values}.yaml").read_text().strip()
+    assert looked_at(values).strip() == (HERE / "golden" / f"{values}.yaml").read_text().strip()
 
 
 def test_an_old_kubernetes_is_refused() -> None:
