@@ -46,7 +46,7 @@ class Keeper:
         self._clock = clock
         self._others = copies - 1
         self.counts = Counts()
-        self.view = View(cell.peers, clock)
+        self.view = View(cell.peers, cell.taken.by_node, clock)
         self.spread = Spread(stock, cell, self.view, copier, self.counts.add, clock)
         self._places = threading.BoundedSemaphore(WAITING)
         self._news = threading.Condition()  # guards what follows
@@ -107,7 +107,7 @@ class Keeper:
 
     def _lead(self, name: tuple[int, bytes], flight: _Flight, chain: Chain, until: float, alive: Alive) -> int:
         try:
-            flight.reached = self.spread.to(chain, self._others, {}, until, alive)
+            flight.reached = self.spread.to(chain, self._others, {}, until, alive, sure=True)
             return flight.reached
         finally:
             with self._news:

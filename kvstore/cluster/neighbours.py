@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvstore.cluster.cell import PeerView
@@ -25,11 +25,18 @@ class Neighbour:
     state: State
     eviction_age: float = 0.0
 
+    @property
+    def boot(self) -> bytes:
+        """Names this start of the node: what one holds says nothing of the next."""
+        return self.member.node_id + self.member.boot_id
 
-def neighbours(peers: Iterable[PeerView]) -> dict[int, Neighbour]:
+
+def neighbours(peers: Iterable[PeerView], taken: Mapping[int, int]) -> dict[int, Neighbour]:
     """By number in the index."""
     return {
-        peer.number: Neighbour(peer.member, _room(peer, peer.number), peer.state, peer.eviction_age)
+        peer.number: Neighbour(
+            peer.member, _room(peer, peer.number, taken.get(peer.number, 0)), peer.state, peer.eviction_age
+        )
         for peer in peers
         if peer.number is not None and peer.state is not State.GONE
     }
@@ -40,19 +47,26 @@ def own_room(member: Member) -> Room:
     return Room(-1, member.node_id, member.capacity_bytes, host=member.host, zone=member.zone)
 
 
-def _room(peer: PeerView, number: int) -> Room:
+def _room(peer: PeerView, number: int, taken: int) -> Room:
     member = peer.member
     return Room(
-        number, member.node_id, member.capacity_bytes, peer.free_bytes,
+        number, member.node_id, member.capacity_bytes, peer.free_bytes, taken,
         host=member.host, zone=member.zone, takes=peer.state is State.LIVE,
     )  # fmt: skip
 
 
 class View:
-    """``peers`` asks the cell, not more often than it makes sense. Safe to use from several threads."""
+    """``peers`` and ``taken`` (bytes of new blocks by number) ask the cell, not more often than it makes sense. Safe to
+    use from several threads."""
 
-    def __init__(self, peers: Callable[[], Iterable[PeerView]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        peers: Callable[[], Iterable[PeerView]],
+        taken: Callable[[], Mapping[int, int]],
+        clock: Callable[[], float],
+    ) -> None:
         self._peers = peers
+        self._taken = taken
         self._clock = clock
         self._kept: tuple[float, dict[int, Neighbour]] = (float("-inf"), {})
 
@@ -60,7 +74,7 @@ class View:
         """By number in the index."""
         at, found = self._kept
         if self._clock() - at > _FRESH:
-            found = neighbours(self._peers())
+            found = neighbours(self._peers(), self._taken())
             self._kept = (self._clock(), found)
         return found
 

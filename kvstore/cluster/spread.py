@@ -10,6 +10,7 @@ from typing import Protocol
 from kvstore.cluster.copier import Copier
 from kvstore.cluster.copy_targets import branch, held_by, preferred
 from kvstore.cluster.member import Member
+from kvstore.cluster.membership import State
 from kvstore.cluster.neighbours import Backoffs, Neighbour, View, own_room
 from kvstore.cluster.prefix_index import Holders
 from kvstore.cluster.stock import Chain, Stock
@@ -51,25 +52,28 @@ class Spread:
         self.stopping = threading.Event()
 
     def held(self, chain: Chain) -> dict[bytes, int]:
-        """What other nodes hold of a chain, as far as is known: leading blocks by node id. Suspect nodes count, until
-        they are gone."""
+        """What other nodes hold of a chain, as far as is known: leading blocks by boot of the node."""
         known, found = self._view.now(), self._cell.lookup(chain.root, chain.keys)
-        return {known[n].member.node_id: blocks for n, blocks in found.prefix.items() if n in known}
+        return {known[n].boot: blocks for n, blocks in found.prefix.items() if n in known}
 
     def to(
         self, chain: Chain, others: int, have: dict[bytes, int], until: float, alive: Alive,
-        admits: Admits = lambda node, size: True, owed: bool = True,
+        admits: Admits = lambda node, size: True, owed: bool = True, sure: bool = False,
     ) -> int:  # fmt: skip
         """Copies until ``others`` nodes hold all of a chain, in which ``have`` is counted and noted; how many leading
-        blocks so many hold when no more could be done by ``until`` (time.monotonic)."""
-        while (reached := held_by(have.values(), others)) < chain.blocks:
+        blocks so many hold when no more could be done by ``until`` (time.monotonic). Nodes that are gone, or have
+        started anew, count no more; ``sure``: nor those that are suspect."""
+        begun = b""  # the node that has taken some of it already goes on
+        while (reached := held_by(self._counted(have, sure), others)) < chain.blocks:
             now = self._clock()
             if now >= until or not alive() or self.stopping.is_set():
                 break
             order = self._order(chain, have, admits)
-            ready = next((node for node in order if not self._backoffs.left(node.member.node_id)), None)
-            if ready is not None:
-                if not self._ask(chain, ready, have, until, owed) and self._gone(chain):
+            ready = [node for node in order if not self._backoffs.left(node.member.node_id)]
+            if ready:
+                node = next((one for one in ready if one.boot == begun), ready[0])
+                begun = node.boot if self._ask(chain, node, have, until, owed) else b""
+                if not begun and self._gone(chain):
                     break
                 continue
             wait = min((self._backoffs.left(node.member.node_id) for node in order), default=None)
@@ -78,12 +82,16 @@ class Spread:
             self.stopping.wait(wait)
         return reached
 
+    def _counted(self, have: dict[bytes, int], sure: bool) -> list[int]:
+        known = self._view.now().values()
+        return [have[one.boot] for one in known if one.boot in have and not (sure and one.state is State.SUSPECT)]
+
     def _order(self, chain: Chain, have: dict[bytes, int], admits: Admits) -> list[Neighbour]:
         """Nodes to ask, best first; none of those that have it all."""
         known = self._view.now()
         prefix = dict(self._cell.lookup(chain.root, chain.keys).prefix)
-        prefix.update({n: have[one.member.node_id] for n, one in known.items() if one.member.node_id in have})
-        chosen = [one.room for one in known.values() if have.get(one.member.node_id, 0) >= chain.blocks]
+        prefix.update({n: have[one.boot] for n, one in known.items() if one.boot in have})
+        chosen = [one.room for one in known.values() if have.get(one.boot, 0) >= chain.blocks]
         key, rooms = chain.key(branch(prefix, chain.blocks)), [one.room for one in known.values()]
         order = preferred(key, [own_room(self._cell.member), *chosen], rooms, prefix, chain.blocks)
         missing = {room.node: (chain.blocks - prefix.get(room.node, 0)) * chain.block_bytes for room in order}
@@ -102,8 +110,8 @@ class Spread:
             return False
         finally:
             self._count("seconds", self._clock() - began)
-        before, now = have.get(target.node_id, 0), min(reply.blocks, chain.blocks)
-        have[target.node_id] = now
+        before, now = have.get(node.boot, 0), min(reply.blocks, chain.blocks)
+        have[node.boot] = now
         self._count("bytes", reply.bytes)
         if now == chain.blocks:
             self._count("made" if reply.bytes else "confirmed", 1)
