@@ -36,7 +36,7 @@ class Cells:
     def _new(self) -> Run:
         self.close()
         self._made += 1
-        run = self._stack.enter_context(running(Options(seed=1000 + self._made, etcd=3)))
+        run = self._stack.enter_context(running(Options(seed=1000 + self._made, etcd=3, chains=80)))
         run.load()
         run.breathe(WARM_UP)
         return run

@@ -283,7 +283,7 @@ class Run:
             end = time.monotonic() + PATIENCE
             owed = owed_copies(self.history(), self.world, self.options.replicas, time.monotonic())
             while True:
-                holdings = self._holdings(owed)
+                holdings = self.holdings(owed)
                 short = _short(owed, holdings, min(self.options.replicas, len(self._awake())))
                 if not short or time.monotonic() > end:
                     break
@@ -293,7 +293,8 @@ class Run:
         if not short:
             self.event("whole")
 
-    def _holdings(self, owed: list[Promise]) -> list[Holding]:
+    def holdings(self, owed: list[Promise]) -> list[Holding]:
+        """Of the chains of these promises, at each node that runs."""
         found, at = [], time.monotonic()
         for one in self._awake():
             with contextlib.closing(_peer(one)) as transport:
