@@ -116,27 +116,31 @@ class NixlTransport(LeasingTransport):
         """How many leading pieces arrived and passed their checks, and whether time was up before the others."""
         moves = moves_of(call.plan, found.here)
         groups = grouped([move.size for move in moves], READ_BYTES)
-        done, late = spread(
-            len(groups), found.size, lambda at: self._pull(call, found, into, moves, groups[at], deadline), deadline
-        )
-        return (moves[groups[done].start].item if done < len(groups) else len(found.here)), late
+        reached: dict[int, int] = {}  # first piece of a group that failed its check
 
-    def _pull(
-        self, call: GetCall, found: Located, into: Targets, moves: list[Move], group: range, deadline: float
-    ) -> bool:
-        """Reads a group; what passes its check is copied to where it belongs."""
-        sources = [(self._source(found, moves[at]), moves[at].size) for at in group]
-        slab = self._fabric.pull(self._peer, sources, deadline)
+        def work(at: int) -> bool:
+            failed = self._pull(call, found, into, [moves[nth] for nth in groups[at]], deadline)
+            if failed >= 0:
+                reached[at] = failed
+            return failed < 0
+
+        done, late = spread(len(groups), found.size, work, deadline)
+        if done == len(groups):
+            return len(found.here), False
+        return reached.get(done, moves[groups[done].start].item), late
+
+    def _pull(self, call: GetCall, found: Located, into: Targets, moves: list[Move], deadline: float) -> int:
+        """Reads some pieces; what passes its check is copied to where it belongs. The first that fails, or -1."""
+        slab = self._fabric.pull(self._peer, [(self._source(found, move), move.size) for move in moves], deadline)
         try:
-            view, at, good = memoryview(slab.array), 0, True
-            for nth in group:
-                move = moves[nth]
+            view, at = memoryview(slab.array), 0
+            for move in moves:
                 entry = found.here[move.item]
-                good = good and _passes(call, entry, move, view[at : at + move.size], found.sums)
-                if good:
-                    np.copyto(into[entry.nth][move.start : move.end], slab.array[at : at + move.size])
+                if not _passes(call, entry, move, view[at : at + move.size], found.sums):
+                    return move.item
+                np.copyto(into[entry.nth][move.start : move.end], slab.array[at : at + move.size])
                 at += move.size
-            return good
+            return -1
         finally:
             slab.give_back()
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from kvstore.core.errors import DeadlineExceeded, Unavailable, Unsupported
 from kvstore.transport.base import Capabilities
 from kvstore.transport.batch import parsed
+from kvstore.transport.fabric.library import forked
 from kvstore.transport.fabric.messages import Channel, UcxWorker
 from kvstore.transport.frame import Buffer, Header, Op
 from kvstore.transport.tcp import TcpTransport
@@ -116,6 +117,8 @@ _inherited: list[UcxWorker] = []
 
 def client_worker(devices: str) -> UcxWorker:
     """This process's worker over these devices. Raises Unsupported, Unavailable."""
+    if _inherited:
+        raise forked("ucx")
     with _lock:
         found = _workers.get(devices)
         if found is None:

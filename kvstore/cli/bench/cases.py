@@ -1,4 +1,4 @@
-"""The cases of ``kvstore bench local``, and what every process of it must know."""
+"""The cases of ``kvstore bench local`` and ``transport``, and what every process of it must know."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Literal, TypeAlias
 
-TransportName: TypeAlias = Literal["shm", "tcp"]
+TransportName: TypeAlias = Literal["shm", "tcp", "nixl", "ucx"]
 TRANSPORTS: tuple[TransportName, ...] = ("shm", "tcp")
 BLOCK_TOKENS = 16
-SIZES = {"2MiB": 2 << 20, "64KiB": 64 << 10}
+SIZES = {"64KiB": 64 << 10, "256KiB": 256 << 10, "2MiB": 2 << 20, "8MiB": 8 << 20, "32MiB": 32 << 20}
+LABELS = ("2MiB", "64KiB")  # of the cases of ``bench local``
 BATCHES = (16, 1)
 MATCH_BLOCKS = 8192
 MATCH_BLOCK_BYTES = 4096
@@ -54,7 +55,7 @@ class Case:
 def all_cases(clients: int) -> Iterator[Case]:
     """Cases with an empty enough store, for 1 and for ``clients`` processes."""
     for count in dict.fromkeys((1, clients)):
-        for transport, op, label, batch in product(TRANSPORTS, ("get", "put"), SIZES, BATCHES):
+        for transport, op, label, batch in product(TRANSPORTS, ("get", "put"), LABELS, BATCHES):
             yield Case(transport, op, label, batch, count)
 
 

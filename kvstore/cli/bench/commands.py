@@ -41,6 +41,26 @@ def local_command(
     show(report, json)
 
 
+@app.command("transport")
+def transport_command(
+    json: Json = False,
+    case: Annotated[list[str] | None, typer.Option(help="Only cases that fit, such as 'nixl.get.*'.")] = None,
+    runs: Annotated[int, typer.Option(help="Interleaved runs of each case; the median counts.")] = 5,
+    clients: Annotated[int, typer.Option(help="Client processes of the second form of each case.")] = 8,
+    working_set: Annotated[int, typer.Option(help="MiB that one pass moves; a multiple of 64.")] = 512,
+) -> None:
+    """Shared memory, TCP, NIXL and UCX side by side on this host, from 64 KiB to 32 MiB, in batches of 1 to 128."""
+    from kvstore.cli.bench.local import Options
+    from kvstore.cli.bench.transport import run
+
+    signal.signal(signal.SIGTERM, _stop)
+    with progress_bar(quiet=json) as progress:
+        found = run(Options("", runs, clients, working_set << 20, tuple(case or ()), passes=1), progress)
+    for name in found.missing:
+        typer.echo(f"{name}: not measured, its library is not installed (extra {name})", err=True)
+    show(found.report, json)
+
+
 @app.command("tiers")
 def tiers_command(
     json: Json = False,

@@ -128,7 +128,7 @@ def run(options: Options, progress: Progress = lambda what, done, total: None) -
         report.rows.append(found)
         progress(found.case, len(report.rows), total)
 
-    with _crew(options, _node(options, options.capacity)) as crew:
+    with open_crew(options, _node(options, options.capacity)) as crew:
         for case in _empty_enough(options):
             add(throughput(crew, case, options))
         if wanted("shm.get.2MiB.latency", options.only):
@@ -138,7 +138,7 @@ def run(options: Options, progress: Progress = lambda what, done, total: None) -
     for label in ("2MiB", "64KiB"):
         cases = [case for case in _full(options) if case.label == label]
         if cases:
-            with _crew(options, OwnNode(options.full_capacity)) as crew:
+            with open_crew(options, OwnNode(options.full_capacity)) as crew:
                 for case in cases:
                     add(full(crew, case, options))
     if any(name in extra for name in INDEX):
@@ -252,7 +252,8 @@ def _with(found: Row, params: dict[str, Any]) -> Row:
 
 
 @contextmanager
-def _crew(options: Options, node: AbstractContextManager[tuple[str, str]]) -> Iterator[Crew]:
+def open_crew(options: Options, node: AbstractContextManager[tuple[str, str]]) -> Iterator[Crew]:
+    """Client processes, and what they work with: a node, a raw peer, a file to copy from."""
     with ExitStack() as stack:
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         folder = tempfile.mkdtemp(prefix="kvstore-bench-", dir=memory)

@@ -126,6 +126,12 @@ class Worker:
         self._written.clear()
         return Timing(0.0, 0.0, 0)
 
+    def drop(self, case: Case) -> Timing:
+        """Evicts what gets of this case read."""
+        for keys in self.resident(case):
+            self.space(case).evict(keys)
+        return Timing(0.0, 0.0, 0)
+
     def latency(self, case: Case, calls: int) -> Timing:
         """Median duration of one get."""
         space, buffers, chains = self.space(case), self.buffers(case), self.resident(case)
@@ -191,7 +197,7 @@ class Worker:
         if case not in self._passes:
             batch = case.size * case.batch
             share = max(1, self.setup.working_set // case.clients // batch) * batch
-            if case.transport == "tcp":
+            if case.transport in ("tcp", "ucx"):
                 found = ceilings.socket_passes(self.lanes(), share, self.buffers(case), case.op == "put")
             else:
                 start = share * (self.number % case.clients) % self.setup.working_set

@@ -53,3 +53,11 @@ def _load(kind: str, module: str) -> Any:
         return importlib.import_module(name + module)
     except (ImportError, OSError) as error:
         raise Unsupported(f"transport {kind!r}: {name} cannot be loaded: {error}") from error
+
+
+def forked(kind: str) -> Unsupported:
+    """UCX has a thread of its own for each process, which a forked child lacks and does not start again."""
+    return Unsupported(
+        f"transport {kind!r} was used by the process that this one was forked from, and UCX does not survive a fork; "
+        "start this process by spawn, or use transport='tcp' in it"
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.transport.fabric.agent import NixlAgent, always, spans
 from kvstore.transport.fabric.arena import Arena, Slab
+from kvstore.transport.fabric.library import forked
 
 ARENA_BYTES = 64 << 20
 
@@ -97,6 +98,8 @@ _inherited: list[_Opening] = []
 
 def client_fabric(devices: str, deadline: float) -> Fabric:
     """This process's fabric over these devices. Raises Unsupported, Unavailable, DeadlineExceeded."""
+    if _inherited:
+        raise forked("nixl")
     with _lock:
         found = _openings.get(devices)
         if found is None or found.error is not None:
