@@ -8,6 +8,8 @@ discovery names it. All of this happens on one thread; ``lookup``, ``holder`` an
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextlib
 import logging
 import threading
 import time
@@ -29,6 +31,7 @@ from kvstore.cluster.taken import Taken
 from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.core.keys import KeyArray
 from kvstore.core.namespace import parse_canonical
+from kvstore.transport.batch import Generation
 
 _log = logging.getLogger(__name__)
 _ALIVE = (State.LIVE, State.DRAINING)
@@ -83,6 +86,7 @@ class Cell:
         self.index = index
         self.received = Received()
         self.taken = Taken()
+        self.on_generation: Callable[[bytes, Generation], None] = lambda root, generation: None  # heard of a peer
         self._sizes: dict[bytes, int] = {}  # of a block, by namespace
         self._discovery = discovery
         self._membership = Membership(member.node_id, suspect_after, gone_after)
@@ -130,6 +134,11 @@ class Cell:
             found = self._membership.peer(node_id)
         return found.member if found is not None and found.state in _ALIVE else None
 
+    def generation(self, number: int, root: bytes) -> Generation:
+        """Of a namespace at another node, as it was heard last."""
+        link = self._links.get(self._numbers.get(number, b""))
+        return link.feed.generations.get(root, (0, 0)) if link is not None else (0, 0)
+
     def peers(self) -> tuple[PeerView, ...]:
         """All other nodes, those that are gone too."""
         blocks, now = self.index.blocks_by_node(), self._clock()
@@ -154,6 +163,11 @@ class Cell:
     def unanswered(self) -> tuple[str, ...]:
         """Addresses that discovery names and at which no node of the cell answers: a sentence each, for people."""
         return tuple(self._silent.copy().values())
+
+    def arrived(self, member: bytes) -> None:
+        """A node that follows this one says who it is: it is followed too."""
+        with contextlib.suppress(RuntimeError):  # this node stops
+            self._loop.call(self._told_of, member)
 
     # --- discovery, on the cell's thread -------------------------------------------------------------------
 
@@ -217,8 +231,9 @@ class Cell:
         number = self.index.add_node(node_id)
         gather = Gather(self.index)
         feed = Feed(
-            node_id, number, gather, self._namespace_known, on_new=lambda root, blocks: self._new(number, root, blocks)
-        )
+            node_id, number, gather, self._namespace_known, on_new=lambda root, blocks: self._new(number, root, blocks),
+            on_generation=lambda root, canonical, generation: self.on_generation(root, generation),
+        )  # fmt: skip
         link = _Link(address, number, feed, gather, self._clock())
         with self._lock:
             self._links[node_id], self._numbers[number] = link, node_id
@@ -238,7 +253,8 @@ class Cell:
 
     def _namespace_known(self, root: bytes, canonical: bytes) -> None:
         if root not in self._sizes and len(self._sizes) < MAX_NAMESPACES:
-            self._sizes[root] = sum(part.bytes for part in parse_canonical(canonical).parts)
+            with contextlib.suppress(InvalidArgument):  # a later version may say what this one cannot read
+                self._sizes[root] = sum(part.bytes for part in parse_canonical(canonical).parts)
 
     def _new(self, number: int, root: bytes, blocks: int) -> None:
         self.taken.add(number, blocks * self._sizes.get(root, 0))

@@ -8,10 +8,12 @@ from kvstore.cluster.received import Received
 from kvstore.cluster.sink import BlockSink
 from kvstore.core.errors import ProtocolError, Unavailable
 from kvstore.core.keys import KEY_BYTES, key_array
+from kvstore.transport.batch import Generation
 from kvstore.v1 import events_pb2 as pb
 
 OnNamespace = Callable[[bytes, bytes], None]  # root, canonical form
 OnNew = Callable[[bytes, int], None]  # root, blocks
+OnGeneration = Callable[[bytes, bytes, Generation], None]  # root, canonical form; only of namespaces ever rotated
 
 
 class Feed:
@@ -25,6 +27,7 @@ class Feed:
         on_namespace: OnNamespace,
         roots: Iterable[bytes] = (),
         on_new: OnNew = lambda root, blocks: None,
+        on_generation: OnGeneration = lambda root, canonical, generation: None,
     ) -> None:
         """``node``: the sink's number of the node ``node_id``. ``roots``: namespaces wanted, none: all. ``on_new`` is
         told of blocks that came now: neither moved, nor of a snapshot."""
@@ -38,6 +41,8 @@ class Feed:
         self._sink = sink
         self._on_namespace = on_namespace
         self._on_new = on_new
+        self._on_generation = on_generation
+        self.generations: dict[bytes, Generation] = {}  # of namespaces that were ever rotated there
         self._roots = tuple(roots)
         self._loading = False
         self._told = 0  # blocks of the snapshot that is coming in
@@ -75,6 +80,7 @@ class Feed:
     def _begin(self, batch: pb.EventBatch) -> None:
         self.received.gaps += not self.behind and batch.boot_id == self.boot_id
         self._loading = self.behind = True
+        self.generations = {}
         self.boot_id, self.sequence, self._told = batch.boot_id, batch.sequence, 0
         self._sink.begin_snapshot(self._node)
 
@@ -97,11 +103,20 @@ class Feed:
             case "namespace_dropped":
                 self._sink.drop_namespace(self._node, event.namespace_dropped.root)
             case "namespace_known":
-                self._on_namespace(event.namespace_known.root, event.namespace_known.canonical)
+                self._introduced(event.namespace_known)
             case "snapshot_done":
                 self._end(event.snapshot_done.entries)
             case _:
                 pass  # snapshot_begun; of a later version what this one does not know
+
+    def _introduced(self, known: pb.NamespaceKnown) -> None:
+        self._on_namespace(known.root, known.canonical)
+        if known.generation:
+            generation = known.generation, known.rotation
+            self.generations[known.root] = generation
+            self._on_generation(known.root, known.canonical, generation)
+        else:
+            self.generations.pop(known.root, None)
 
     def _stored(self, run: pb.BlockRun) -> None:
         keys = key_array(run.keys)

@@ -22,6 +22,7 @@ from kvstore.cluster.holder_sets import nodes_of
 from kvstore.cluster.member import Member
 from kvstore.cluster.prefix_index import Holders, Span
 from kvstore.core.keys import KeyArray
+from kvstore.transport.batch import Generation
 from kvstore.transport.plan import make_plan
 
 WORKERS = 4
@@ -43,6 +44,9 @@ class Directory(Protocol):
 
     def holder(self, number: int) -> Member | None:
         """The node of a number in :class:`Holders`, if it can be read from now."""
+
+    def generation(self, number: int, root: bytes) -> Generation:
+        """Of a namespace at that node: its blocks are of use only where it is the same."""
 
 
 class Fetcher:
@@ -82,7 +86,7 @@ class Fetcher:
     def reach(self, root: bytes, keys: KeyArray, have: int) -> int:
         """How many leading blocks of a chain this node can have, that has ``have`` of them."""
         spans = self._holders(root, keys).spans
-        if not spans or spans[-1].end <= have or self._target.rotated(root):
+        if not spans or spans[-1].end <= have:
             return have
         return reach(spans, have, _mask(self._known(root, spans)))
 
@@ -156,7 +160,8 @@ class Fetcher:
         everyone = 0
         for span in spans:
             everyone |= span.nodes
-        found = {number: self._directory.holder(number) for number in nodes_of(everyone)}
+        own, names = self._target.generation(root), self._directory
+        found = {number: names.holder(number) for number in nodes_of(everyone) if names.generation(number, root) == own}
         return {
             number: member
             for number, member in found.items()

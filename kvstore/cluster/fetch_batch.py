@@ -11,6 +11,7 @@ from kvstore.cluster.member import Member
 from kvstore.cluster.prefix_index import Span
 from kvstore.core.keys import KEY_BYTES, KeyArray
 from kvstore.core.namespace import NamespaceSpec
+from kvstore.transport.batch import Generation
 from kvstore.transport.plan import Plan
 
 
@@ -60,6 +61,7 @@ class Batch:
     readers: list[Reader] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
     reached: int = 0
+    generation: Generation | None = None  # of the namespace since it has slots
 
     def until(self) -> float:
         """The latest deadline of those who still want it; 0: nobody does."""

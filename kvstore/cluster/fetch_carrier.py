@@ -69,8 +69,10 @@ class Carrier:
         slots = None
         try:
             slots = self._target.reserve(chain.handle, chain.keys[first:end], parent, first, chain.parts, chain.owed)
-            if self._target.rotated(chain.root):  # looked at now: a reservation from before a rotation is void
-                raise Unsupported("the namespace was rotated here: blocks of other nodes may be older than that")
+            generation = self._target.generation(chain.root)  # looked at now: a reservation from before it is void
+            if generation is None or batch.generation not in (None, generation):
+                raise Unsupported("the namespace was rotated here while its blocks were fetched")
+            batch.generation = generation
             return slots
         except KVStoreError as error:
             self._give_up(slots)
@@ -176,12 +178,15 @@ class Carrier:
     ) -> tuple[GetResult, list[int]]:
         chain = batch.chain
         keys = chain.raw[: (first + len(views) // len(chain.plan.pieces)) * KEY_BYTES]
+        if batch.generation != (0, 0) and transport.hello.version < 2:
+            raise Unsupported("the node's version cannot say of which generation its blocks are")
         for attempt in range(2):
             handle = transport.handles.get(chain.root)
             if handle is None:
                 handle = transport.open_namespace(chain.spec.canonical(), chain.root, False, until).handle
             try:
-                return transport.pull(GetCall(handle, keys, first, chain.plan), views, until)
+                call = GetCall(handle, keys, first, chain.plan, generation=batch.generation)
+                return transport.pull(call, views, until)
             except UnknownNamespace:
                 transport.handles.pop(chain.root, None)
                 if attempt:

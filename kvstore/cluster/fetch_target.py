@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kvstore.core.keys import KeyArray
 from kvstore.core.namespace import NamespaceSpec
+from kvstore.transport.batch import Generation
 from kvstore.transport.mapping import Bytes
 
 STORED, PRESENT, NO_SPACE, BUSY = 1, 2, 4, 6  # outcomes of a put (kvstore.v1.PutOutcome)
@@ -28,8 +29,8 @@ class BlockTarget(Protocol):
     def spec(self, handle: int) -> NamespaceSpec:
         """Of an open namespace."""
 
-    def rotated(self, root: bytes) -> bool:
-        """Whether what a namespace holds was ever voided here: then other nodes' blocks may be older than that."""
+    def generation(self, root: bytes) -> Generation | None:
+        """Of a namespace here: blocks of any other are of other weights. None: it is not here."""
 
     def reserve(
         self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...], owed: bool

@@ -21,6 +21,7 @@ from kvstore.node.routing import Router
 from kvstore.node.sessions import NodeSession
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import Acquired, ChainSlice, MissReason, Reserved
+from kvstore.transport.batch import Generation
 from kvstore.transport.frame import Limits
 from kvstore.v1 import data_pb2 as pb
 
@@ -68,13 +69,9 @@ class NetworkOps:
         )
         generation = self._generation(request.namespace)  # before the look: what is found is of this one, or later
         found = self._store.acquire(*ask)
-        if session.peer:
-            self._check_shared(session, request.namespace, found)
-        elif self.cell is not None and not request.here:
+        if not session.peer and self.cell is not None and not request.here:
             found = self.cell.further(session, request, keys, layout, deadline, found, ask)
-        if request.HasField("generation") and request.generation != self._generation(request.namespace):
-            self._release(session, found)
-            found = NOTHING
+        found = self._of_generation(session, request, found)
         try:
             reply = self._get_reply(found, generation)
             if request.here and self.router is not None:
@@ -85,20 +82,31 @@ class NetworkOps:
             raise
         return Reply(message, payload, sent=lambda: self._release(session, found), tier=source_of(found))
 
-    def _check_shared(self, session: NodeSession, handle: int, found: Acquired) -> None:
-        """What was rotated here may be of other weights than elsewhere: no other node gets it. Raises Unsupported."""
-        if self._store.namespace_at(self._store.spec(handle).root).generation:
+    def _of_generation(self, session: NodeSession, request: pb.GetRequest, found: Acquired) -> Acquired:
+        """Nothing, when the reader wants blocks of another generation: looked at after they were acquired, so that a
+        rotation in between is seen. Raises Unsupported for another node that cannot say which."""
+        asks = request.HasField("generation")
+        if not asks and not session.peer:
+            return found
+        now = self._generation(request.namespace)
+        if asks and (request.generation, request.rotation) == now:
+            return found
+        if asks or now != (0, 0):
             self._release(session, found)
-            raise Unsupported("the namespace was rotated on this node; its blocks are not given to other nodes")
+            if not asks:
+                raise Unsupported("the namespace was rotated on this node, and the other one does not know of that")
+            return NOTHING
+        return found
 
-    def _generation(self, handle: int) -> int:
-        return self._store.namespace_at(self._store.spec(handle).root).generation
+    def _generation(self, handle: int) -> Generation:
+        view = self._store.namespace_at(self._store.spec(handle).root)
+        return view.generation, view.rotation
 
     @staticmethod
-    def _get_reply(found: Acquired, generation: int) -> pb.GetReply:
+    def _get_reply(found: Acquired, generation: Generation) -> pb.GetReply:
         reply = pb.GetReply(blocks=found.blocks, checksums=found.checksums.tobytes(), prefix_blocks=found.prefix_blocks)
         reply.miss = found.miss  # type: ignore[assignment]
-        reply.generation = generation
+        reply.generation, reply.rotation = generation
         return reply
 
     def _views(self, found: Acquired, layout: Layout) -> list[memoryview]:

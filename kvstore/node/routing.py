@@ -69,7 +69,7 @@ class Router:
         here = self._store.match(request.namespace, keys, layout.parts).blocks
         node_id, address = self._node()
         others = self._holders(spec.root, keys, layout, view.handle)
-        reply = pb.RouteReply(generation=view.generation)
+        reply = pb.RouteReply(generation=view.generation, rotation=view.rotation)
         reply.nodes.add(node_id=node_id, data_address=address, blocks=here)
         for one in others:
             reply.nodes.add(node_id=one.node_id, data_address=one.data_address, blocks=one.blocks)

@@ -10,7 +10,6 @@ import numpy as np
 from kvstore.cluster.cell import Cell
 from kvstore.cluster.fetch import Fetcher
 from kvstore.cluster.fetch_target import Slots
-from kvstore.core.errors import UnknownNamespace
 from kvstore.core.keys import KeyArray
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.node.handlers import Handlers
@@ -19,6 +18,7 @@ from kvstore.node.metrics import catalog_node as known
 from kvstore.node.metrics.family import sampled, single
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import ChainSlice
+from kvstore.transport.batch import Generation
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -39,11 +39,8 @@ class StoreTarget:
     def spec(self, handle: int) -> NamespaceSpec:
         return self._store.spec(handle)
 
-    def rotated(self, root: bytes) -> bool:
-        try:
-            return self._store.namespace_at(root).generation > 0
-        except UnknownNamespace:
-            return True
+    def generation(self, root: bytes) -> Generation | None:
+        return self._store.lifecycle.generation(root)
 
     def reserve(
         self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...], owed: bool

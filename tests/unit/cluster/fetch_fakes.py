@@ -46,7 +46,7 @@ class FakeStore:
         self.blocks: dict[bytes, tuple[bytes, int]] = {}
         self.writing: dict[int, list[tuple[bytes, Any]]] = {}
         self.log: list[tuple[str, int]] = []
-        self.was_rotated = False
+        self.at = (0, 0)  # the generation of its namespace
         self.room = 1_000_000  # blocks that may be written at a time
         self.fails: KVStoreError | None = None
         self._lock = threading.Lock()
@@ -55,8 +55,8 @@ class FakeStore:
         assert handle == HANDLE
         return SPEC
 
-    def rotated(self, root: bytes) -> bool:
-        return self.was_rotated
+    def generation(self, root: bytes) -> tuple[int, int]:
+        return self.at
 
     def reserve(
         self, handle: int, keys: KeyArray, parent: bytes, first: int, parts: tuple[int, ...], owed: bool
@@ -109,6 +109,8 @@ class FakeNode:
         self.answers_as = self.node_id
         self.member = Member(self.node_id, self.node_id, f"10.0.0.{number}:7000", f"10.0.0.{number}:7001")
         self.blocks: set[bytes] = set()
+        self.at = (0, 0)  # generation
+        self.version = 2  # of the protocol
         self.damaged: set[bytes] = set()
         self.asked: list[tuple[int, int]] = []
         self.sessions: list[FakeTransport] = []
@@ -123,6 +125,7 @@ class FakeTransport:
         self.fake = node
         self.handles: dict[bytes, int] = {}
         self.lost = self.over = False
+        self.hello = SimpleNamespace(version=node.version)
         self.node = SimpleNamespace(node_id=node.answers_as)
         node.sessions.append(self)
 
@@ -138,6 +141,8 @@ class FakeTransport:
         self.fake.asked.append((call.first, len(into)))
         self.fake.before(call.first)
         have = next((at for at, key in enumerate(keys) if key not in self.fake.blocks), len(keys))
+        if call.generation != self.fake.at:  # a holder looks after it has acquired
+            have = 0
         end = max(call.first, min(have, call.first + min(len(into), self.fake.most)))
         for key, view in zip(keys[call.first : end], into, strict=False):
             np.copyto(view, content(key))
@@ -178,6 +183,9 @@ class Cell:
 
     def holder(self, number: int) -> Member | None:
         return None if number in self.gone else self.nodes[self._numbers.index(number)].member
+
+    def generation(self, number: int, root: bytes) -> tuple[int, int]:
+        return self.nodes[self._numbers.index(number)].at
 
     def hold(self, node: int, keys: KeyArray, told: int | None = None, tiers: int = 1) -> None:
         """``told``: how many of the blocks the index knows of; None: all."""

@@ -253,15 +253,56 @@ def test_when_a_batch_fails_those_after_it_are_given_up(pair: Cell) -> None:
     assert pair.fetcher.counters["failed_busy"] == BATCH
 
 
-def test_what_was_rotated_here_is_not_filled_from_elsewhere(pair: Cell) -> None:
+@pytest.mark.parametrize(("own", "other"), [((1, 5), (0, 0)), ((0, 0), (1, 5)), ((1, 5), (1, 6)), ((2, 5), (1, 5))])
+def test_what_is_of_another_generation_is_not_asked_for(
+    pair: Cell, own: tuple[int, int], other: tuple[int, int]
+) -> None:
     keys = chain(BATCH)
     pair.hold(0, keys)
-    pair.store.was_rotated = True
+    pair.store.at, pair.nodes[0].at = own, other
     assert pair.fetcher.reach(ROOT, keys, 0) == 0
     assert get(pair, keys) == 0
     assert pair.nodes[0].asked == []
     assert pair.store.writing == {}
-    assert pair.fetcher.counters["failed_rotated"] == BATCH
+    pair.store.at = other
+    assert pair.fetcher.reach(ROOT, keys, 0) == BATCH
+    assert get(pair, keys) == BATCH
+
+
+def test_a_holder_that_was_rotated_meanwhile_gives_nothing(pair: Cell) -> None:
+    keys = chain(BATCH)
+    pair.hold(0, keys)
+
+    def rotate(first: int) -> None:
+        pair.nodes[0].at = (1, 5)
+
+    pair.nodes[0].before = rotate
+    assert get(pair, keys) == 0
+    assert pair.store.writing == {}
+
+
+def test_a_batch_that_is_reserved_anew_after_a_rotation_here_is_given_up(pair: Cell) -> None:
+    keys = chain(BATCH)
+    pair.hold(0, keys)
+    pair.nodes[0].blocks = {key.tobytes() for key in keys[:3]}  # the others are gone
+
+    def rotate(first: int) -> None:
+        pair.store.at = (1, 5)
+
+    pair.nodes[0].before = rotate
+    assert get(pair, keys) == 0
+    assert pair.store.writing == {}
+    assert pair.fetcher.counters["failed_rotated"] == 3
+
+
+def test_a_holder_of_an_older_version_gives_nothing_of_a_rotated_namespace(pair: Cell) -> None:
+    """It would not say of which generation its blocks are."""
+    keys = chain(BATCH)
+    pair.hold(0, keys)
+    pair.store.at = pair.nodes[0].at = (1, 5)
+    pair.nodes[0].version = 1
+    assert get(pair, keys) == 0
+    assert pair.nodes[0].asked == []
 
 
 def test_a_node_that_refuses_a_namespace_is_not_asked_for_it_again(pair: Cell) -> None:

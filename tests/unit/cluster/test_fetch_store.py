@@ -77,10 +77,10 @@ def test_slots_are_the_stores_own_memory() -> None:
 def test_what_was_begun_before_a_rotation_is_never_shown() -> None:
     with opened() as store:
         handle, target, keys = store.open_namespace(ONE.canonical()).handle, StoreTarget(store), chain(1)
-        assert not target.rotated(ONE.root)
+        assert target.generation(ONE.root) == (0, 0)
         slots = target.reserve(handle, keys, b"", 0, (), False)
-        store.rotate_namespace(ONE.root)
-        assert target.rotated(ONE.root)
+        done = store.rotate_namespace(ONE.root)
+        assert target.generation(ONE.root) == (1, done.rotation)
         outcomes = target.commit(slots.id, [0] * (2 * BLOCKS))
         assert outcomes == bytes([PutOutcome.PARENT_MISSING]) * BLOCKS
         assert store.match(handle, keys).blocks == 0
@@ -90,6 +90,6 @@ def test_a_namespace_that_was_dropped_takes_nothing() -> None:
     with opened() as store:
         handle, target = store.open_namespace(ONE.canonical()).handle, StoreTarget(store)
         store.drop_namespace(ONE.root)
-        assert target.rotated(ONE.root)
+        assert target.generation(ONE.root) is None
         with pytest.raises(UnknownNamespace):
             target.reserve(handle, chain(1), b"", 0, (), False)
