@@ -95,7 +95,7 @@ class Engines:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     made = Engines(tmp_path_factory.mktemp("engines"))
     yield made
-    made.kill()
+    made.stop()
 
 
 def tokens(outputs: list[dict[str, Any]]) -> list[Any]:

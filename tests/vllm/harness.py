@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -115,18 +115,36 @@ class Engine:
 
     def stop(self) -> None:
         """A clean end."""
-        try:
+        left = shared_memory(self._process.pid)
+        with contextlib.suppress(EngineDied, subprocess.TimeoutExpired):
             self.call("stop")
             self._process.wait(20)
-        except (EngineDied, subprocess.TimeoutExpired):
-            pass
-        self.kill()
+        kill_group(self._process, left)
 
     def kill(self) -> None:
         """SIGKILL to the engine and everything it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        kill_group(self._process)
+
+
+def kill_group(leader: subprocess.Popen[bytes], left: Iterable[Path] = ()) -> None:
+    """SIGKILL to a session of processes, and away with the shared memory that vLLM's ranks talk through; ``left``:
+    what is known of it already."""
+    left = {*left, *shared_memory(leader.pid)}
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+    for path in left:
+        path.unlink(missing_ok=True)
+
+
+def shared_memory(session: int) -> set[Path]:
+    """Files in /dev/shm that processes of a session have mapped, without those of nodes."""
+    found: set[Path] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.getsid(int(process.name)) == session:
+                found |= {Path(path) for path in re.findall(r" (/dev/shm/.+)$", (process / "maps").read_text(), re.M)}
+    return {path for path in found if not path.name.startswith("kvstore-") and not path.name.endswith("(deleted)")}
 
 
 class Node:

@@ -21,7 +21,8 @@ ASK = {
     "remote_host": None,
     "remote_port": None,
 }
-PREFILL_ONLY = {"stream": False, "max_tokens": 1, "kv_transfer_params": ASK}
+PREFILL = {"stream": False, "max_tokens": 1, "kv_transfer_params": ASK}
+DECODE_ONLY = ("stream_options", "min_tokens", "max_completion_tokens")  # make no sense for one token
 
 
 def post(port: int, path: str, body: dict[str, Any], request_id: str = "") -> http.client.HTTPResponse:
@@ -67,7 +68,7 @@ class Proxy:
 
     def route(self, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
         request_id = str(uuid.uuid4())
-        first = {key: value for key, value in body.items() if key != "stream_options"} | PREFILL_ONLY
+        first = {key: value for key, value in body.items() if key not in DECODE_ONLY} | PREFILL
         answer = post(self.prefill, path, first, request_id)
         content = answer.read()
         if answer.status != 200:

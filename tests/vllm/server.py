@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .harness import ENVIRONMENT, ROOT, START_S, EngineDied, free_port
+from .harness import ENVIRONMENT, ROOT, START_S, EngineDied, free_port, kill_group, shared_memory
 from .proxy import post
 
 
@@ -62,10 +62,9 @@ class Server:
         return json.loads(answer.read())
 
     def stop(self) -> None:
+        left = shared_memory(self._process.pid)
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        kill_group(self._process, left)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,22 @@ def llama(model: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(engines: Engines, llama: dict[str, Any]) -> list[Any]:
-    return engines.reference(llama, {"prompts": PROMPTS})[0]
+def expected(engines: Engines, node: Node, llama: dict[str, Any]) -> list[Any]:
+    """What an engine without connector answers; one with connector, started beside it, answers and saves the same."""
+    plain = engines.start(llama, wait=False)
+    first = engines.start(llama, transfer(node), keep=True, wait=False, **LIKE_A_SERVER)
+    wanted = tokens(plain.call("generate", prompts=PROMPTS))
+    outputs = first.call("generate", prompts=PROMPTS)
+    assert tokens(outputs) == wanted
+    assert cached(outputs) == [0, 0, 0]
+    first.call("settle")
+    engines.stop()
+    return wanted
 
 
 @pytest.fixture(scope="module")
-def warm(engines: Engines, node: Node, llama: dict[str, Any], expected: list[Any]) -> Iterator[Engine]:
+def warm(engines: Engines, node: Node, llama: dict[str, Any], expected: list[Any]) -> Engine:
     """An engine that finds what another process has saved."""
-    first = engines.start(llama, transfer(node), **LIKE_A_SERVER)
-    outputs = first.call("generate", prompts=PROMPTS)
-    assert tokens(outputs) == expected
-    assert cached(outputs) == [0, 0, 0]
     return engines.start(llama, transfer(node), **LIKE_A_SERVER)
 
 
