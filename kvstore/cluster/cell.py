@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextlib
 import logging
 import threading
 import time
@@ -91,7 +90,7 @@ class Cell:
         self._discovery = discovery
         self._membership = Membership(member.node_id, suspect_after, gone_after)
         self._every = suspect_after / _TICKS
-        self._dialler = dialler or GrpcDialler(silence=suspect_after)
+        self._dialler = dialler or GrpcDialler(suspect_after, lambda: self.member.to_json())
         self._clock = clock
         self._lock = threading.Lock()  # guards membership and links, which the cell's own thread alone changes
         self._links: dict[bytes, _Link] = {}
@@ -102,6 +101,7 @@ class Cell:
         self._own: set[str] = set()  # addresses at which this node itself answers
         self._twin = ""
         self._started = False
+        self.introductions: tuple[bytes, ...] = ()  # who the others are that are heard, as JSON
         self._loop = LoopThread("kvstore-cell")
 
     def start(self) -> None:
@@ -175,10 +175,25 @@ class Cell:
         self._seeds = seeds
         for seed in seeds:
             if seed.member is not None:
-                self._discovered(seed.member)
-                if self._membership.state(seed.member.node_id) not in (None, State.GONE):
-                    self._follow(seed.member.node_id, seed.address)
+                self._named(seed.member, seed.address)
         self._ask_around()
+
+    def _named(self, member: Member, address: str) -> None:
+        self._discovered(member)
+        if self._membership.state(member.node_id) not in (None, State.GONE):
+            self._follow(member.node_id, address)
+
+    def _told_of(self, text: bytes) -> None:
+        """Of a node, by itself or by one that hears it: a fixed list need not name all."""
+        try:
+            member = Member.from_json(text)
+        except InvalidArgument as error:
+            _log.warning("a node of the cell is told of, but not who it is: %s", error)
+            return
+        known = self._membership.peer(member.node_id)
+        news = known is None or known.member.boot_id != member.boot_id or known.state is State.GONE
+        if news and member.node_id != self.member.node_id and member.control_address:
+            self._named(member, member.control_address)
 
     def _ask_around(self) -> None:
         """Asks at all addresses of which it is not known who is there, and no others."""
@@ -271,6 +286,8 @@ class Cell:
             link.complete = self._clock()
         if heard.member:
             self._introduced(heard)
+        for member in heard.peers:
+            self._told_of(member)
         self._step(lambda now: self._membership.heard(heard.node_id, heard.boot_id, now))
 
     def _introduced(self, heard: Heard) -> None:
@@ -302,6 +319,9 @@ class Cell:
     def _step(self, step: Callable[[float], list[Change]]) -> None:
         with self._lock:
             changes = step(self._clock())
+        if changes:
+            alive = (peer.member for peer in self._membership.peers() if peer.state in _ALIVE)
+            self.introductions = tuple(member.to_json() for member in alive)
         for change in changes:
             _tell(change)
             if change.after in (None, State.GONE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 import grpc
@@ -27,10 +28,12 @@ class Dialler(Protocol):
 
 
 class GrpcDialler:
-    """``silence``: seconds without a sign of life after which a stream is given up and opened anew."""
+    """``silence``: seconds without a sign of life after which a stream is given up and opened anew. ``own``: who this
+    node is, as JSON, for those that it follows."""
 
-    def __init__(self, silence: float) -> None:
+    def __init__(self, silence: float, own: Callable[[], bytes] = bytes) -> None:
         self._silence = silence
+        self._own = own
 
     async def ask(self, address: str) -> Member:
         async with grpc.aio.insecure_channel(address, OPTIONS) as channel:
@@ -45,7 +48,7 @@ class GrpcDialler:
         raise Unavailable(f"the node at {address} stops")
 
     async def follow(self, address: str, feed: Feed, listener: Listener) -> NoReturn:
-        await Subscriber(address, feed, listener, self._silence).run()
+        await Subscriber(address, feed, listener, self._silence, self._own).run()
 
 
 def _who(address: str, batch: pb.EventBatch) -> Member:

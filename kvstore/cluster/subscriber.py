@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
@@ -36,6 +37,7 @@ class Heard:
     draining: bool | None = None
     eviction_age: float = 0.0
     member: bytes = b""  # who it is, as JSON: first in a stream, then when it changes
+    peers: tuple[bytes, ...] = ()  # others that it hears, as JSON
 
 
 class Listener(Protocol):
@@ -52,13 +54,16 @@ class Listener(Protocol):
 
 
 class Subscriber:
-    """Feeds ``feed`` from the control plane at ``address`` ("host:port")."""
+    """Feeds ``feed`` from the control plane at ``address`` ("host:port"). ``own``: who this node is, as JSON."""
 
-    def __init__(self, address: str, feed: Feed, listener: Listener, silence: float = SILENCE) -> None:
+    def __init__(
+        self, address: str, feed: Feed, listener: Listener, silence: float = SILENCE, own: Callable[[], bytes] = bytes
+    ) -> None:
         self._address = address
         self._feed = feed
         self._listener = listener
         self._silence = silence
+        self._own = own
         self._boot_id = b""
         self._heard_at = 0.0
         self._silent = False
@@ -87,7 +92,7 @@ class Subscriber:
         """One connection, to its end."""
         self._heard_at, self._silent = time.monotonic(), False
         async with grpc.aio.insecure_channel(self._address, OPTIONS) as channel:
-            call = ControlStub(channel).WatchEvents(self._feed.request())  # type: ignore[no-untyped-call]
+            call = ControlStub(channel).WatchEvents(self._request())  # type: ignore[no-untyped-call]
             watchdog = asyncio.create_task(self._watch(call))
             try:
                 async for batch in call:
@@ -101,6 +106,11 @@ class Subscriber:
                 watchdog.cancel()
                 call.cancel()
 
+    def _request(self) -> pb.WatchEventsRequest:
+        request = self._feed.request()
+        request.member = self._own()
+        return request
+
     def _take(self, batch: pb.EventBatch) -> None:
         self._heard_at = time.monotonic()
         self._feed.take(batch)
@@ -108,7 +118,7 @@ class Subscriber:
         if batch.leaving:
             self._listener.left(batch.node_id, batch.boot_id)
             return
-        heard = Heard(batch.node_id, batch.boot_id, member=batch.member)
+        heard = Heard(batch.node_id, batch.boot_id, member=batch.member, peers=tuple(batch.peers))
         if batch.HasField("status"):
             status = batch.status
             heard = replace(

@@ -43,6 +43,8 @@ class Events:
         self.journal = journal
         self.closing = False
         self.member = member
+        self.peers: Callable[[], tuple[bytes, ...]] = tuple  # other nodes that are heard, as JSON
+        self.arrived: Callable[[bytes], None] = lambda member: None  # told who the watcher is, if it is a node
         self._node_id = node_id
         self._draining = draining
         self._age = age
@@ -117,9 +119,13 @@ class _Stream:
         self._wanted = frozenset(request.roots)  # none: all
         self._known: set[bytes] = set()
         self._told = b""  # who the node is
+        self._peer = request.member
+        self._peers_told: set[bytes] = set()  # peers that it was told of
         self._resume = request.after_sequence if request.boot_id == events.boot_id else None
 
     def messages(self) -> Iterator[pb.EventBatch]:
+        if self._peer:
+            self._events.arrived(self._peer)
         at = self._resume
         if at is None:
             at = yield from self._snapshot()
@@ -147,6 +153,10 @@ class _Stream:
         member = self._events.member()
         if member != self._told:
             message.member = self._told = member
+        if self._peer:
+            peers = self._events.peers()
+            message.peers.extend(one for one in peers if one not in self._peers_told)
+            self._peers_told = set(peers)
         return message
 
     def _message(self, batch: Batch) -> pb.EventBatch:
@@ -164,15 +174,15 @@ class _Stream:
                 self._known.discard(event.root)
                 yield message
                 if (known := self._journal.known(event.root)) is not None:  # it was rotated
-                    yield self._introduced(known)
+                    yield self._namespace(known)
                 continue
             if isinstance(event, Stored) and event.root not in self._known:
                 known = self._journal.known(event.root)
                 if known is not None:  # else it was dropped meanwhile
-                    yield self._introduced(known)
+                    yield self._namespace(known)
             yield message
 
-    def _introduced(self, known: Known) -> pb.Event:
+    def _namespace(self, known: Known) -> pb.Event:
         self._known.add(known.root)
         return pb.Event(
             namespace_known=pb.NamespaceKnown(
@@ -189,7 +199,7 @@ class _Stream:
     def _snapshot(self) -> Generator[pb.EventBatch, None, int]:
         """Everything that is here; the sequence number from which to go on."""
         sequence, runs = self._journal.snapshot()
-        rotated = [self._introduced(known) for known in self._journal.rotated() if self._asks_for(known.root)]
+        rotated = [self._namespace(known) for known in self._journal.rotated() if self._asks_for(known.root)]
         yield self._signed(sequence, [pb.Event(snapshot_begun=pb.SnapshotBegun()), *rotated])
         held: list[Stored] = []
         entries = keys = 0

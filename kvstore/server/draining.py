@@ -96,7 +96,7 @@ class _Drain:
     def _why(self, left: int) -> str:
         if not left:
             return ""
-        if not any(one.room.takes for one in neighbours(self._cell.peers()).values()):
+        if not any(one.room.takes for one in neighbours(self._cell.peers(), self._cell.taken.by_node()).values()):
             return _NOBODY
         return self._trouble or "the time was up"
 
@@ -162,7 +162,11 @@ class _Drain:
 
     def _sole(self) -> int:
         """Blocks that no other node has that stays."""
-        stay = sum(1 << number for number, one in neighbours(self._cell.peers()).items() if one.room.takes)
+        stay = sum(
+            1 << number
+            for number, one in neighbours(self._cell.peers(), self._cell.taken.by_node()).items()
+            if one.room.takes
+        )
         count = 0
         for root, keys in self._store.chains.ready():
             count += sum(not mask & stay for mask in self._cell.index.masks(root, keys).tolist())

@@ -153,7 +153,7 @@ class Node:
     def _open_servers(self) -> None:
         config = self.config
         limits = Limits(max_frame_bytes=config.max_frame_bytes, max_keys=config.max_keys)
-        sessions = Sessions(self.store)
+        self._sessions = sessions = Sessions(self.store)
         handlers = Handlers(self.store, sessions, self._greeting, limits)
         self._fabrics = Fabrics(self.store, offer_of(config))
         handlers.offer(self._fabrics)
@@ -169,10 +169,12 @@ class Node:
         if config.discovery is not None:
             from kvstore.server.joined import Joined  # gRPC is loaded for this alone
 
-            self._joined = Joined(config, self.facts, self.store, handlers)
+            self._joined = joined = Joined(config, self.facts, self.store, handlers)
+            self._events.peers, self._events.arrived = lambda: joined.cell.introductions, joined.cell.arrived
             if self._calls is not None:
                 self._calls.moving = self._joined.moves
                 self._joined.keep(self._calls.acks)
+                self._calls.rotation = self._joined.rotating
 
     def _control_server(self) -> ControlServer:
         from kvstore.node.control import Control
@@ -235,7 +237,9 @@ class Node:
 
     def stat(self) -> pb.StatReply:
         """What the node holds and does."""
-        return stat_reply(self.store.stat(), self.facts)
+        reply, sessions = stat_reply(self.store.stat(), self.facts), self._sessions.by_transport()
+        reply.transports.update({name: sessions[name] for name in self._fabrics.offered})
+        return reply
 
     def _cluster_status(self) -> pb.ClusterStatusReply:
         if self._joined is None:

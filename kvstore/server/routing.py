@@ -69,7 +69,9 @@ class CellRoutes:
         now = time.monotonic()
         if now - at >= _FRESH:
             taken = self._cell.taken.by_node()
-            others = {number: one.room for number, one in neighbours(self._cell.peers()).items()}
+            others = {
+                number: one.room for number, one in neighbours(self._cell.peers(), self._cell.taken.by_node()).items()
+            }
             everyone = {**others, OWN: self._own()}
             known = {number: replace(room, taken_bytes=taken.get(number, 0)) for number, room in everyone.items()}
             self._rooms = now, known

@@ -41,7 +41,7 @@ def next_targets(
 
     ``key``: of its last block. ``fits``: whether a node is to take it. Fewer when there are no more nodes.
     """
-    there = neighbours(cell.peers())
+    there = neighbours(cell.peers(), cell.taken.by_node())
     known = {number: one.room for number, one in there.items()}
     full = (known[number] for number, prefix in found.prefix.items() if prefix >= blocks and number in known)
     have = [room for room in full if room.takes]

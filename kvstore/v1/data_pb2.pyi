@@ -389,20 +389,26 @@ class UnpinKeysReply(_message.Message):
     def __init__(self, unpinned: _Optional[int] = ...) -> None: ...
 
 class RotateRequest(_message.Message):
-    __slots__ = ("namespace",)
+    __slots__ = ("namespace", "deadline_ms")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     namespace: int
-    def __init__(self, namespace: _Optional[int] = ...) -> None: ...
+    deadline_ms: int
+    def __init__(self, namespace: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class RotateReply(_message.Message):
-    __slots__ = ("blocks", "leased", "generation")
+    __slots__ = ("blocks", "leased", "generation", "rotation", "unreached")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     leased: int
     generation: int
-    def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    rotation: int
+    unreached: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, blocks: _Optional[int] = ..., leased: _Optional[int] = ..., generation: _Optional[int] = ..., rotation: _Optional[int] = ..., unreached: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PrefetchKeysRequest(_message.Message):
     __slots__ = ("namespace", "keys", "tier", "parts", "deadline_ms")

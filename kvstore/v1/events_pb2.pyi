@@ -67,17 +67,19 @@ class NamespaceKnown(_message.Message):
     def __init__(self, root: _Optional[bytes] = ..., canonical: _Optional[bytes] = ..., generation: _Optional[int] = ..., rotation: _Optional[int] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
-    __slots__ = ("boot_id", "after_sequence", "roots")
+    __slots__ = ("boot_id", "after_sequence", "roots", "member")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROOTS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     boot_id: bytes
     after_sequence: int
     roots: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, boot_id: _Optional[bytes] = ..., after_sequence: _Optional[int] = ..., roots: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    member: bytes
+    def __init__(self, boot_id: _Optional[bytes] = ..., after_sequence: _Optional[int] = ..., roots: _Optional[_Iterable[bytes]] = ..., member: _Optional[bytes] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("node_id", "boot_id", "sequence", "events", "status", "leaving", "member")
+    __slots__ = ("node_id", "boot_id", "sequence", "events", "status", "leaving", "member", "peers")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +87,7 @@ class EventBatch(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     node_id: bytes
     boot_id: bytes
     sequence: int
@@ -92,7 +95,8 @@ class EventBatch(_message.Message):
     status: NodeStatus
     leaving: bool
     member: bytes
-    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., leaving: bool = ..., member: _Optional[bytes] = ...) -> None: ...
+    peers: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, node_id: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., leaving: bool = ..., member: _Optional[bytes] = ..., peers: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("capacity_bytes", "free_bytes", "draining", "eviction_age")

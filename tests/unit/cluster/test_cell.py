@@ -104,7 +104,7 @@ class Stage:
         if keys:
             self.call(lambda: feed.take(snapshot(who, keys)))
         text = (told or who).to_json()
-        self.call(lambda: listener.heard(Heard(who.node_id, who.boot_id, 100, free, False, text)))
+        self.call(lambda: listener.heard(Heard(who.node_id, who.boot_id, 100, free, False, member=text)))
 
     def peer(self, who: Member) -> PeerView:
         return next(view for view in self.cell.peers() if view.member.node_id == who.node_id)
