@@ -33,9 +33,9 @@ class Heat:
     def __len__(self) -> int:
         return len(self._reads)
 
-    def read(self, key: bytes, now: float) -> None:
-        """A run was read once."""
-        reads = self._left(key, now) + 1.0
+    def read(self, key: bytes, now: float, times: float = 1.0) -> None:
+        """A run was read, so many times."""
+        reads = self._left(key, now) + times
         self._reads.pop(key, None)
         if len(self._reads) >= self._limit:  # the one not read for the longest
             del self._reads[next(iter(self._reads))]
@@ -44,6 +44,11 @@ class Heat:
     def rate(self, key: bytes, now: float) -> float:
         """About how many reads a second there are."""
         return self._left(key, now) * 0.6931471805599453 / self._half_life
+
+    def above(self, rate: float, now: float) -> list[tuple[bytes, float]]:
+        """Runs of which there are more reads a second, and how many."""
+        rates = [(key, self.rate(key, now)) for key in self._reads]
+        return [one for one in rates if one[1] > rate]
 
     def _left(self, key: bytes, now: float) -> float:
         reads, at = self._reads.get(key, (0.0, now))

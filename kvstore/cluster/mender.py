@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from kvstore.cluster.cell import Cell
-from kvstore.cluster.copies import Bandwidth, makes, worth
+from kvstore.cluster.copies import makes, worth
 from kvstore.cluster.copy_targets import held_by
 from kvstore.cluster.counts import Counts
 from kvstore.cluster.membership import State
 from kvstore.cluster.neighbours import Neighbour, View, own_room
+from kvstore.cluster.pace import Pace
 from kvstore.cluster.spread import Spread
 from kvstore.cluster.stock import Leaf, Stock
 
@@ -23,7 +24,6 @@ SETTLED = 1.0  # seconds after nodes came or went
 EVERY = 30.0  # seconds between looks
 _STEP = 0.25
 _SHARE = 10  # a look that takes long is made the more seldom: this much rest for its time
-_BURST = 0.25  # seconds of the bandwidth that are used at once
 _BEHIND = 5.0  # seconds that what is known of a live node may be old
 _MOST = 65_536  # chains found by one look; the next one finds the rest
 _PIECE = 256  # chains looked at before others get a turn
@@ -41,10 +41,10 @@ class Lack:
 
 
 class Mender:
-    """``copies``: nodes that are to hold each block, ``rate``: bytes a second. ``missed``: chains were given up."""
+    """``copies``: nodes that are to hold each block, 2 or more. ``missed``: chains were given up."""
 
     def __init__(
-        self, stock: Stock, cell: Cell, view: View, spread: Spread, counts: Counts, copies: int, rate: int,
+        self, stock: Stock, cell: Cell, view: View, spread: Spread, pace: Pace, counts: Counts, copies: int,
         missed: threading.Event, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._stock = stock
@@ -54,8 +54,7 @@ class Mender:
         self._counts = counts
         self._others = copies - 1
         self._clock = clock
-        self._burst = max(1, int(rate * _BURST))
-        self._bandwidth = Bandwidth(rate, self._burst, clock())
+        self._pace = pace
         self._missed = missed
         self._due = clock() + FIRST
         self._nodes: frozenset[tuple[bytes, bytes]] = frozenset()
@@ -125,20 +124,13 @@ class Mender:
         def admits(node: Neighbour, size: int) -> bool:
             return worth(size, idle, node.room.free_bytes, node.eviction_age)
 
-        step = max(1, self._burst // max(1, chain.block_bytes))
+        step = max(1, self._pace.burst // max(1, chain.block_bytes))
         while (reached := held_by(have.values(), self._others)) < chain.blocks:
             piece = chain.first(min(reached + step, chain.blocks))
-            if not self._allowed((piece.blocks - reached) * chain.block_bytes):
+            if not self._pace.allows((piece.blocks - reached) * chain.block_bytes):
                 return
             until = self._clock() + _PATIENCE + piece.blocks * chain.block_bytes / _RATE
             if self._spread.to(piece, self._others, have, until, lambda: True, admits) < piece.blocks:
                 self._counts.add("mend_failed", 1)
                 return
         self._counts.add("mended", 1)
-
-    def _allowed(self, size: int) -> bool:
-        """Waits for the bandwidth. False: the node stops."""
-        while not self._bandwidth.take(size, self._clock()):
-            if self._spread.stopping.wait(0.02):
-                return False
-        return True

@@ -31,8 +31,9 @@ class Neighbour:
         return self.member.node_id + self.member.boot_id
 
 
-def neighbours(peers: Iterable[PeerView], taken: Mapping[int, int]) -> dict[int, Neighbour]:
-    """By number in the index."""
+def neighbours(peers: Iterable[PeerView], taken: Mapping[int, int] | None = None) -> dict[int, Neighbour]:
+    """By number in the index. ``taken``: bytes of new blocks that each took lately."""
+    taken = taken or {}
     return {
         peer.number: Neighbour(
             peer.member, _room(peer, peer.number, taken.get(peer.number, 0)), peer.state, peer.eviction_age

@@ -63,5 +63,8 @@ class Stock(Protocol):
     def idle(self, handle: int, key: bytes) -> float:
         """Seconds since a block was used last; infinite when it is not here."""
 
+    def pressed(self) -> bool:
+        """Whether something has to go to make room for new blocks."""
+
     def drop(self, chain: Chain) -> int:
         """Drops the end of a chain, as far as nothing hangs on it, leases or pins it: how many blocks."""

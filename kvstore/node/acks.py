@@ -78,9 +78,9 @@ class Acks:
             return outcomes
         return self._waited(self._copies, blocks, outcomes, (PRESENT,), deadline, alive)
 
-    def stored(self, blocks: Blocks, outcomes: bytes, ack: int, deadline: float | None, alive: Alive) -> bytes:
-        """The outcomes of blocks that were just committed, or found to be here."""
-        if self._copies is None:
+    def stored(self, blocks: Blocks | None, outcomes: bytes, ack: int, deadline: float | None, alive: Alive) -> bytes:
+        """The outcomes of blocks that were just committed, or found to be here; None: there were none."""
+        if self._copies is None or blocks is None:
             return outcomes
         if ack == AckLevel.REPLICATED:
             return self._waited(self._copies, blocks, outcomes, (STORED, PRESENT), deadline, alive)

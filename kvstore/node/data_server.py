@@ -12,11 +12,12 @@ from pathlib import Path
 
 from kvstore.core.errors import Busy, KVStoreError, ProtocolError, Truncated, Unavailable
 from kvstore.node.config import NodeConfig
-from kvstore.node.handlers import Handlers, code_name
+from kvstore.node.handlers import Handlers
 from kvstore.node.lane import Lane, Reply, closes, request_id_of
 from kvstore.node.listen import listen_tcp, listen_unix, remove_unix
 from kvstore.node.logs import Seldom
 from kvstore.node.metrics import DRAM, NONE, NodeMetrics
+from kvstore.node.replies import code_name
 from kvstore.node.sessions import Sessions
 from kvstore.node.units import Address
 from kvstore.transport.frame import Header, Limits, Op

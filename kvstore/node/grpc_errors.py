@@ -12,8 +12,8 @@ import grpc
 
 from kvstore.core import errors
 from kvstore.core.errors import InternalError, KVStoreError
-from kvstore.node.handlers import code_name
 from kvstore.node.metrics import NodeMetrics
+from kvstore.node.replies import code_name
 from kvstore.transport.wire_error import encode_error
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from kvstore.core.errors import (
-    InternalError,
     InvalidArgument,
     KVStoreError,
     ProtocolError,
@@ -33,8 +32,8 @@ from kvstore.node.fabric import Fabrics
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layouts
 from kvstore.node.metrics import source_of
-from kvstore.node.network import NetworkOps
-from kvstore.node.replies import common_version, match_reply
+from kvstore.node.network import NetworkOps, Reads
+from kvstore.node.replies import common_version, descriptor_reply, match_reply, parsed
 from kvstore.node.routing import Router, Routes
 from kvstore.node.sessions import NodeSession, Sessions
 from kvstore.tiers.store import BlockStore
@@ -42,8 +41,6 @@ from kvstore.tiers.values import NamespaceView, Prefetched
 from kvstore.transport.frame import Limits, Op
 from kvstore.v1 import data_pb2 as pb
 from kvstore.v1 import types_pb2 as types
-
-_OK = Reply()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +96,22 @@ class Handlers:
     def handle(self, lane: Lane, op: Op, message: bytes) -> Reply:
         """Serves one request. Raises KVStoreError."""
         if op is Op.HELLO:
-            return self._hello(lane, _parse(pb.HelloRequest, message, op))
+            return self._hello(lane, parsed(pb.HelloRequest, message, op))
         session = lane.session
         if session is None:
             raise ProtocolError(f"the first frame of a connection must be HELLO, not {op.name}")
         if session.ended:
             raise SessionLost("this session has ended; open a new one")
         kind, run = self._ops[op]
-        return run(lane, session, _parse(kind, message, op))
+        return run(lane, session, parsed(kind, message, op))
 
     def join(self, cell: Cell, wait: float) -> None:
         """From now on readers are also given what other nodes have; each waits ``wait`` seconds for it at most."""
         self._cell = self._network.cell = CellReads(self._store, cell, wait)
+
+    def tell_reads(self, reads: Reads) -> None:
+        """From now on this is told of what is sent over the network."""
+        self._network.reads = reads
 
     def route_by(self, routes: Routes) -> None:
         """From now on clients are told which nodes have what."""
@@ -185,7 +186,7 @@ class Handlers:
         if not session.shared_memory:
             raise Unsupported("ATTACH needs a session opened with shared_memory")
         if request.step == pb.AttachRequest.STEP_LOCK_FILE:
-            return _descriptor_reply("lock", os.dup(self._store.shared_memory().lock_descriptor))
+            return descriptor_reply("lock", os.dup(self._store.shared_memory().lock_descriptor))
         if request.step not in (pb.AttachRequest.STEP_READ, pb.AttachRequest.STEP_WRITE):
             raise InvalidArgument(f"ATTACH knows no step {request.step}", field="step", got=request.step)
         if not self._store.session_locked(session.stored):
@@ -193,15 +194,15 @@ class Handlers:
                 f"byte {session.stored.index} of the lock file is not locked: lock it before memory is attached"
             )
         if request.step == pb.AttachRequest.STEP_READ:
-            return _descriptor_reply("memory-ro", self._store.open_reader())
-        return _descriptor_reply("memory-rw", self._store.open_writer())
+            return descriptor_reply("memory-ro", self._store.open_reader())
+        return descriptor_reply("memory-rw", self._store.open_writer())
 
     def _ping(self, lane: Lane, session: NodeSession, request: pb.PingRequest) -> Reply:
         return Reply(pb.PingReply(boot_id=self._greeting().boot_id).SerializeToString())
 
     def _bye(self, lane: Lane, session: NodeSession, request: pb.ByeRequest) -> Reply:
         self._sessions.end(lane, "bye")
-        return _OK
+        return Reply()
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -304,9 +305,9 @@ class Handlers:
         self._network.took(reserved.outcomes, layout)
         if not session.shared_memory:
             self._network.opened(session, reserved, chain, layout)
-        blocks = sliced(request.namespace, chain)
+        blocks, outcomes = sliced(request.namespace, chain), reserved.outcomes
         with lane.working():
-            outcomes = self.acks.reserved(blocks, reserved.outcomes, request.ack, deadline, session.living)
+            outcomes = self.acks.reserved(blocks, outcomes, request.ack, deadline, session.living)
         reply = pb.ReserveReply(reservation=reserved.id, outcomes=outcomes)
         if session.shared_memory:
             reply.offsets.extend(reserved.offsets.tolist())
@@ -329,9 +330,8 @@ class Handlers:
             outcomes = self._store.commit(session.stored, request.reservation, sums, ack, deadline)
         else:
             outcomes = self._network.commit(session, request.reservation, sums, ack, deadline)
-        if blocks is not None:
-            with lane.working():
-                outcomes = self.acks.stored(blocks, outcomes, request.ack, deadline, session.living)
+        with lane.working():
+            outcomes = self.acks.stored(blocks, outcomes, request.ack, deadline, session.living)
         reply = pb.CommitReply(stored=outcomes.count(types.PUT_OUTCOME_STORED), outcomes=outcomes)
         return Reply(reply.SerializeToString(), damaged=outcomes.count(types.PUT_OUTCOME_CHECKSUM))
 
@@ -340,7 +340,7 @@ class Handlers:
             self._store.abort(session.stored, request.reservation)
         else:
             self._network.abort(session, request.reservation)
-        return _OK
+        return Reply()
 
     def _put(self, lane: Lane, session: NodeSession, request: pb.PutRequest) -> Reply:
         if session.shared_memory:
@@ -392,22 +392,3 @@ def open_namespace(store: BlockStore, canonical: bytes, root: bytes, strict: boo
             got=root.hex(),
         )
     return store.open_namespace(canonical, strict)
-
-
-def code_name(error: BaseException) -> str:
-    """Label of an error in the metrics: "wrong_block_size"."""
-    code = error.code if isinstance(error, KVStoreError) else InternalError.code
-    return types.ErrorCode.Name(code).removeprefix("ERROR_CODE_").lower()
-
-
-def _parse(kind: type[Message], message: bytes, op: Op) -> Any:
-    try:
-        return kind.FromString(message)
-    except DecodeError as error:
-        raise ProtocolError(f"the message of op {op.name} is no {kind.DESCRIPTOR.name}: {error}") from None
-
-
-def _descriptor_reply(name: str, descriptor: int) -> Reply:
-    return Reply(
-        pb.AttachReply(fds=[name]).SerializeToString(), descriptors=(descriptor,), sent=lambda: os.close(descriptor)
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from kvstore.transport.batch import Generation
 from kvstore.transport.frame import Limits
 from kvstore.v1 import data_pb2 as pb
 
+Reads = Callable[[int, KeyArray, int, int], None]  # namespace, chain, blocks from and to
 _NONE = np.empty(0, np.uint64)
 NOTHING = Acquired(0, 0, 0, _NONE, np.empty(0, np.uint32), _NONE, MissReason.ABSENT)
 
@@ -40,6 +42,7 @@ class NetworkOps:
         self.cell: CellReads | None = None
         self.router: Router | None = None
         self.fabrics: Fabrics | None = None
+        self.reads: Reads | None = None  # is told of what is sent
 
     # --- GET ------------------------------------------------------------------------------------------------
 
@@ -80,6 +83,8 @@ class NetworkOps:
         except BaseException:
             self._release(session, found)
             raise
+        if self.reads is not None and found.lease:
+            self.reads(request.namespace, keys, request.first_block, found.blocks)
         return Reply(message, payload, sent=lambda: self._release(session, found), tier=source_of(found))
 
     def _of_generation(self, session: NodeSession, request: pb.GetRequest, found: Acquired) -> Acquired:

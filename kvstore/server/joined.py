@@ -38,10 +38,9 @@ class Joined:
         self._discovery = config.discovery
         self._fetching = Fetching(store, self.cell, handlers, config.fetch_wait) if config.fetch == "on" else None
         fetcher = self._fetching.fetcher if self._fetching else None
-        self._keeping: Keeping | None = None
-        if config.replicas > 1:
-            self._keeping = Keeping(store, self.cell, self.copier, config.replicas, config.repair_rate)
-        self.keep(handlers.acks)
+        self._keeping = Keeping(store, self.cell, self.copier, config.replicas, config.repair_rate)
+        self._keeping.join(handlers.acks)
+        handlers.tell_reads(self._keeping.warmth.read)
         self.moves = Moves(
             store,
             Copying(store, self.cell, fetcher, config.max_keys),
@@ -53,18 +52,15 @@ class Joined:
     def start(self) -> None:
         """This node must be reachable by now."""
         self.cell.start()
-        if self._keeping:
-            self._keeping.start()
+        self._keeping.start()
 
     def keep(self, acks: Acks) -> None:
         """What is put over these is copied to other nodes, if there are to be copies."""
-        if self._keeping:
-            acks.join(self._keeping.keeper)
+        self._keeping.join(acks)
 
     def stop(self) -> None:
         """Readers that wait for other nodes get what is here, writers are told what is true."""
-        if self._keeping:
-            self._keeping.stop()
+        self._keeping.stop()
         self.cell.stop()
         self.links.close()
         if self._fetching:
@@ -78,5 +74,4 @@ class Joined:
         yield from cell_metrics(self.cell)
         if self._fetching is not None:
             yield from self._fetching.metrics()
-        if self._keeping is not None:
-            yield from self._keeping.metrics()
+        yield from self._keeping.metrics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,11 @@ from kvstore.cluster.cell import Cell
 from kvstore.cluster.copier import Copier
 from kvstore.cluster.keeper import Keeper
 from kvstore.cluster.mender import Mender
+from kvstore.cluster.pace import Pace
 from kvstore.cluster.stock import Chain, Leaf
+from kvstore.cluster.warmth import Warmth
 from kvstore.core.errors import UnknownNamespace
+from kvstore.node.acks import Acks
 from kvstore.node.metrics.replication import OwedCopies, replication_metrics
 from kvstore.tiers.store import BlockStore
 
@@ -51,6 +55,9 @@ class StoreStock:
         except UnknownNamespace:
             return math.inf
 
+    def pressed(self) -> bool:
+        return self._store.chains.eviction_age() > 0
+
     def drop(self, chain: Chain) -> int:
         try:
             return self._store.chains.drop(chain.handle, chain.keys)
@@ -59,25 +66,35 @@ class StoreStock:
 
 
 class Keeping:
-    """Joins what is put at a node, over each of the ``Acks`` that join, to its keeper."""
+    """A node's part in how many copies there are of each block: its keeper, its mender, and what makes extra copies."""
 
     def __init__(self, store: BlockStore, cell: Cell, copier: Copier, copies: int, rate: int) -> None:
         stock = StoreStock(store)
-        self.keeper = keeper = Keeper(stock, cell, copier, copies)
-        self._mender = Mender(
-            stock, cell, keeper.view, keeper.spread, keeper.counts, copies, rate, keeper.missed
-        )  # fmt: skip
+        self._keeper = keeper = Keeper(stock, cell, copier, copies)
+        pace = Pace(rate, keeper.spread.stopping, time.monotonic)
+        common = (stock, cell, keeper.view, keeper.spread, pace, keeper.counts, copies)
+        self._mender = Mender(*common, keeper.missed) if copies > 1 else None
+        self.warmth = Warmth(*common)
+
+    def join(self, acks: Acks) -> None:
+        """What is put over these is copied to other nodes, if there are to be copies."""
+        if self._mender:
+            acks.join(self._keeper)
 
     def start(self) -> None:
         """The cell has started."""
-        self.keeper.start()
-        self._mender.start()
+        self.warmth.start()
+        if self._mender:
+            self._keeper.start()
+            self._mender.start()
 
     def stop(self) -> None:
         """Puts that wait are answered."""
-        self.keeper.stop()
+        self._keeper.stop()
 
     def metrics(self) -> Iterator[Metric]:
         """What is owed, what was copied, and what could not be."""
-        keeper = self.keeper
-        return replication_metrics(OwedCopies(*keeper.owed, dropped=keeper.dropped), keeper.counts.all())
+        keeper = self._keeper
+        lacking = self._mender.lacking if self._mender else 0
+        owed = OwedCopies(*keeper.owed, dropped=keeper.dropped, lacking=lacking)
+        return replication_metrics(owed, keeper.counts.all())

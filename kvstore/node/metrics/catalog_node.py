@@ -136,6 +136,15 @@ COPY_SECONDS = counter("kvstore_copy_seconds_total", "Time that these copies too
 COPY_FAILURES = counter(
     "kvstore_copy_failures_total", "Copies that could not be made.", Label("reason", means="what the other node said")
 )
+LACKING = gauge("kvstore_lacking_chains", "Chains that lost copies, found by the last look and not copied again yet.")
+COPY_BUSY = counter("kvstore_copy_busy_total", "Puts that did not wait for their copies because too many waited.")
+UNREPLICATED = counter("kvstore_unreplicated_blocks_total", "Blocks acknowledged as not on as many nodes in time.")
+OWED_MISSED = counter("kvstore_owed_missed_total", "Chains given up after several attempts: a later scan finds them.")
+MEND_LOOKS = counter("kvstore_mend_looks_total", "Times that all chains were looked through for lost copies.")
+MENDED = counter("kvstore_mended_chains_total", "Chains that have as many copies again.")
+MEND_FAILURES = counter("kvstore_mend_failures_total", "Chains for which no node had room, or that did not arrive.")
+EXTRA_COPIES = counter("kvstore_extra_copies_total", "Copies beyond those owed, of chains that are read much.")
+COOLED = counter("kvstore_cooled_blocks_total", "Blocks given up here because enough other nodes hold them.")
 
 PROCESS = (  # made by prometheus-client, and named as by every program that uses it
     gauge("process_virtual_memory_bytes", "Virtual memory size in bytes."),
@@ -170,9 +179,10 @@ SECTIONS = (
         "Copies on other nodes",
         (
             OWED_CHAINS, OWED_BLOCKS, OWED_BYTES, OWED_AGE, OWED_DROPPED, COPIES, COPIED_BYTES, COPY_SECONDS,
-            COPY_FAILURES,
+            COPY_FAILURES, LACKING, COPY_BUSY, UNREPLICATED, OWED_MISSED, MEND_LOOKS, MENDED, MEND_FAILURES,
+            EXTRA_COPIES, COOLED,
         ),
-        "of a node that is one of a cell, with replicas of 2 or more",
+        "of a node that is one of a cell",
     ),
     Section("Node", (READY, DRAINING, CONNECTIONS, STARTED, UPTIME, RECOVERY, INSECURE, INFO)),
     Section("Process", PROCESS),

@@ -72,6 +72,7 @@ class FakeCell:
         self.dropped: list[bytes] = []
         self.lock = threading.Lock()
         self.taken = Taken()
+        self.full = False
 
     # what the cell does
 
@@ -118,6 +119,9 @@ class FakeCell:
 
     def idle(self, handle: int, key: bytes) -> float:
         return self.unused[key]
+
+    def pressed(self) -> bool:
+        return self.full
 
     def drop(self, chain: Chain) -> int:
         self.dropped.append(chain.key(chain.blocks - 1))

@@ -13,6 +13,7 @@ from kvstore.cluster import mender as mending
 from kvstore.cluster.keeper import Keeper
 from kvstore.cluster.membership import State
 from kvstore.cluster.mender import Mender
+from kvstore.cluster.pace import BURST, Pace
 from tests.integration.nodes import wait_for
 from tests.unit.cluster.copy_fakes import BLOCK, CAPACITY, FakeCell
 
@@ -26,7 +27,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def mended(cell: FakeCell, copies: int = 2, rate: int = 1 << 30) -> Iterator[Keeper]:
     keeper = Keeper(cell, cell, cell, copies)  # type: ignore[arg-type]
-    mender = Mender(cell, cell, keeper.view, keeper.spread, keeper.counts, copies, rate, keeper.missed)  # type: ignore[arg-type]
+    pace = Pace(rate, keeper.spread.stopping, time.monotonic)
+    mender = Mender(cell, cell, keeper.view, keeper.spread, pace, keeper.counts, copies, keeper.missed)  # type: ignore[arg-type]
     mender.start()
     try:
         yield keeper
@@ -119,7 +121,7 @@ def test_the_bandwidth_is_kept_within_a_long_chain_too() -> None:
         took = time.monotonic() - began
         assert len(cell.asked) >= 600 // 50
         assert keeper.counts.all()["bytes"] == 600 * BLOCK
-    assert rate * took * 1.1 + rate * mending._BURST >= 600 * BLOCK
+    assert rate * took * 1.1 + rate * BURST >= 600 * BLOCK
 
 
 def test_nothing_is_looked_for_before_it_is_known_what_live_nodes_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from kvstore.core.errors import Busy, NoSpace
-from kvstore.node.handlers import code_name
 from kvstore.node.metrics import DRAM, NVME, Collector, NodeMetrics, catalog, catalog_node, render, store_metrics
 from kvstore.node.metrics.catalog_node import FAMILIES, SECTIONS
 from kvstore.node.metrics.family import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, distributed, sampled, single
 from kvstore.node.metrics.replication import OwedCopies, replication_metrics
 from kvstore.node.metrics.store import places_of
+from kvstore.node.replies import code_name
 from kvstore.tiers.namespaces import NamespaceSpec
 from kvstore.tiers.values import Held, NamespaceStat, NvmeReport, StoreStat
 from kvstore.transport.frame import Op
