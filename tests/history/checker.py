@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -82,10 +83,11 @@ def _evicted(events: Iterable[Event]) -> Iterator[Violation]:
 
 def _bytes(history: History, world: World) -> Iterator[Violation]:
     first_put = _first_puts(history.ops, world)
+    rotations = [event for event in history.events if event.what == "rotated"]
     for op in history.ops:
         if op.kind not in READS or op.end is None:
             continue
-        blocks, oldest = world.blocks(op.chain), _version_at(history.events, op.tenant, op.start)
+        blocks, oldest = world.blocks(op.chain), _version_at(rotations, op.tenant, op.start)
         for index, found in op.seen:
             versions = first_put.get((op.tenant, blocks[index]), {})
             of = [version for version in versions if world.digest(op.tenant, blocks[index], version) == found]
@@ -109,9 +111,9 @@ def _first_puts(ops: Iterable[Op], world: World) -> dict[tuple[str, Block], dict
     return found
 
 
-def _version_at(events: Iterable[Event], tenant: str, at: float) -> int:
+def _version_at(rotations: Iterable[Event], tenant: str, at: float) -> int:
     """How often all nodes had voided a namespace by then."""
-    return sum(event.count for event in events if event.what == "rotated" and event.tenant == tenant and event.at < at)
+    return sum(event.count for event in rotations if event.tenant == tenant and event.at < at)
 
 
 # --- what was acknowledged is found -------------------------------------------------------------------------------
@@ -192,24 +194,23 @@ class _Holder:
 
 
 class _Drops:
-    """Blocks that were evicted by name, and when that was over."""
+    """Blocks that were evicted by name, from when to when."""
 
     def __init__(self, ops: Iterable[Op], world: World) -> None:
         self._world = world
-        self._found: list[tuple[Op, frozenset[Block]]] = [
-            (op, frozenset(world.blocks(op.chain)[op.first : op.blocks])) for op in ops if op.kind == EVICT
-        ]
+        self._found: dict[tuple[str, Block], list[tuple[float, float]]] = defaultdict(list)
+        for op in ops:
+            if op.kind == EVICT:
+                for block in world.blocks(op.chain)[op.first : op.blocks]:
+                    self._found[op.tenant, block].append((op.start, math.inf if op.end is None else op.end))
 
     def hit(self, promise: Promise, by: float) -> bool:
         """Whether such a call may have taken one of the promised blocks after it was put: with its subtree, so also
         one further down."""
-        owed = self._world.blocks(promise.chain)[: promise.blocks]
         return any(
-            op.tenant == promise.tenant
-            and op.start <= by
-            and (op.end is None or op.end >= promise.since)
-            and not gone.isdisjoint(owed)
-            for op, gone in self._found
+            start <= by and end >= promise.since
+            for block in self._world.blocks(promise.chain)[: promise.blocks]
+            for start, end in self._found.get((promise.tenant, block), ())
         )
 
 
@@ -245,14 +246,15 @@ def _copies(history: History, world: World, replicas: int) -> Iterator[Violation
 
 
 def owed_copies(history: History, world: World, replicas: int, at: float) -> list[Promise]:
-    """Promises that so many nodes are to keep by then."""
+    """What so many nodes are to keep by then: of each chain the longest that was promised."""
     drops = _Drops(history.ops, world)
-    return [
-        promise
-        for found in promised(history.ops).values()
-        for promise in found
-        if promise.ack == "replicated"
-        and promise.given <= at
-        and kept(promise, at, history.events, replicas)
-        and not drops.hit(promise, at)
-    ]
+    found = []
+    for promises in promised(history.ops).values():
+        longest = 0
+        for promise in sorted(promises, key=lambda one: one.since, reverse=True):
+            if promise.blocks <= longest or promise.ack != "replicated" or promise.given > at:
+                continue
+            if kept(promise, at, history.events, replicas) and not drops.hit(promise, at):
+                longest = promise.blocks
+                found.append(promise)
+    return found

@@ -7,10 +7,9 @@ when it has ended, so that one whose process was killed is known as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 PUT, GET, BORROW, MATCH, PREFETCH, EVICT = "put", "get", "borrow", "match", "prefetch", "evict"
 READS = (GET, BORROW)
@@ -93,24 +92,36 @@ class Writer:
         self._file.close()
 
 
-def read(paths: Iterable[Path]) -> History:
-    """All records in order of their beginning."""
-    ops: dict[tuple[str, int], Op] = {}
-    history = History()
-    for path in paths:
-        for line in path.read_text().splitlines(keepends=True):
-            if not line.endswith("\n"):  # the process was killed in the middle of it
-                continue
-            values = json.loads(line)
-            kind = values.pop("record")
-            if kind == "Op":
-                op = Op(**values)
-                op.seen = [(index, found) for index, found in op.seen]
-                ops[op.client, op.number] = op
-            elif kind == "Event":
-                history.events.append(Event(**values))
-            else:
-                history.holdings.append(Holding(**values))
-    history.ops = sorted(ops.values(), key=lambda op: op.start)
-    history.events.sort(key=lambda event: event.at)
-    return history
+class Reader:
+    """Reads what the writers of a folder have written, a second time only what is new."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self._ops: dict[tuple[str, int], Op] = {}
+        self._events: list[Event] = []
+        self._holdings: list[Holding] = []
+
+    def history(self) -> History:
+        """All so far, in order of its beginning."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with open(path, "rb") as file:
+                file.seek(self._read.get(path, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):  # it is being written, or its process was killed in the middle of it
+                        break
+                    self._read[path] = self._read.get(path, 0) + len(line)
+                    self._take(json.loads(line))
+        self._events.sort(key=lambda event: event.at)
+        return History(sorted(self._ops.values(), key=lambda op: op.start), self._events, self._holdings)
+
+    def _take(self, values: dict[str, Any]) -> None:
+        kind = values.pop("record")
+        if kind == "Op":
+            op = Op(**values)
+            op.seen = [(index, found) for index, found in op.seen]
+            self._ops[op.client, op.number] = op
+        elif kind == "Event":
+            self._events.append(Event(**values))
+        else:
+            self._holdings.append(Holding(**values))

@@ -27,7 +27,7 @@ from tests.history.caller import Caller
 from tests.history.checker import Promise, Violation, check, owed_copies, promised
 from tests.history.gate import Gate
 from tests.history.nodes import ROOT, NetEtcd, NetNode
-from tests.history.record import Event, History, Holding, Writer, read
+from tests.history.record import Event, History, Holding, Reader, Writer
 from tests.history.world import TENANTS, World, spec
 from tests.integration.nodes import PATIENCE
 
@@ -61,6 +61,7 @@ class Run:
         self.nodes: list[NetNode] = []
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
         self._callers: dict[int, Caller] = {}
+        self._reader = Reader(folder)
         self._log = Writer(folder / "harness.jsonl")
         self._audits = self._made = self.spawned = 0
         self._cuts: set[frozenset[int]] = set()
@@ -248,7 +249,7 @@ class Run:
         return found
 
     def history(self) -> History:
-        return read(self.folder.glob("*.jsonl"))
+        return self._reader.history()
 
     def audit(self, nodes: Sequence[NetNode] | None = None, agree: bool = True) -> None:
         """Without load: what was acknowledged is found, whichever node is asked, and is read from one of them."""

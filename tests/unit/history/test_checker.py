@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.history.checker import ALLOWANCE, check, owed_copies
-from tests.history.record import Event, History, Holding, Op, Writer, read
+from tests.history.record import Event, History, Holding, Op, Reader, Writer
 from tests.history.world import BLOCK_BYTES, TENANTS, World
 
 WORLD = World(seed=7, chains=40)
@@ -370,10 +370,23 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path, story: Story) -> 
     writer.close()
     with open(tmp_path / "a.jsonl", "a") as torn:
         torn.write('{"record": "Op", "cli')
-    found = read([tmp_path / "a.jsonl"])
+    found = Reader(tmp_path).history()
     assert found.ops == [ended, killed]
     assert found.events == [Event("kill", 3.0, 1)]
     assert found.holdings == [Holding(4.0, 0, TENANT, ROOT, 3)]
+
+
+def test_a_record_is_read_on_from_where_it_was_read_to(tmp_path: Path) -> None:
+    reader, writer = Reader(tmp_path), Writer(tmp_path / "a.jsonl")
+    op = Op("c", 1, "get", TENANT, ROOT, 3, 1.0, 2.0)
+    writer.add(op)
+    assert reader.history().ops == [op]
+    op.end = 1.5
+    writer.add(op)
+    writer.add(Event("kill", 3.0, 1))
+    assert reader.history().ops == [op]
+    assert len(reader.history().events) == 1
+    writer.close()
 
 
 def test_blocks_are_those_of_the_chain_they_were_new_in() -> None:
