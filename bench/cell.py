@@ -1,8 +1,9 @@
 """A cell of simulated nodes under a trace: the real placement, index and eviction code, without bytes and network.
 
-Every node has an index and an eviction policy of its own, as a real one has. What happens there is told in batches of
-events (coalesced over 100 ms, then on their way for a while) to one PrefixIndex that stands for those of all nodes, and
-to the figures by which placement chooses; each request is looked up and placed by them, however old they are.
+Every node has an index and an eviction policy of its own, as a real one has, and like a real one it keeps no block
+without those before it: what goes to a node that lacks these is stored after a copy of them. What happens is told in
+batches of events (coalesced over 100 ms, then on their way for a while) to one PrefixIndex that stands for those of all
+nodes, and to the figures by which placement chooses; each request is looked up and placed by them, however old.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.cli.bench.trace import BLOCK_TOKENS, Request, trace_keys
-from kvstore.cluster.holder_sets import nodes_of
 from kvstore.cluster.placement import Tail, place
 from kvstore.cluster.prefix_index import Holders, PrefixIndex
 from kvstore.cluster.room import Room
 from kvstore.cluster.sink import DRAM
+from kvstore.cluster.taken import MEMORY
 from kvstore.core.keys import KEY_BYTES, KeyArray
 from kvstore.tiers.eviction import DEFAULT_POLICY, make_policy
 from kvstore.tiers.index import READY, BlockIndex
@@ -26,10 +29,14 @@ from kvstore.v1 import events_pb2 as pb
 
 COALESCED = 0.1  # seconds
 TRANSPORT = 0.002  # seconds that a batch is on its way
-MEMORY = 60.0  # seconds after which half of what a node took is forgotten
 BLOCK_BYTES = 2 << 20
 ROOT = b"trace".ljust(16)
+Rows: TypeAlias = npt.NDArray[np.int64]
+_NOTHING: Rows = np.empty(0, np.int64)
 _PIECE = 256
+_NEVER_READ = 1 << 30  # tokens that a copy counts as appended: it goes first until somebody reads it
+_UNIT_TOKENS = 512  # a victim takes so much of its branch with it, if it was used at the same time: blocks of 16 tokens
+# one by one would take three times as long, and go the same way
 
 
 def fine(trace: list[Request], block_tokens: int) -> list[Request]:
@@ -57,6 +64,7 @@ class Node:
         self.node_id, self.capacity = node_id, capacity
         self.index = BlockIndex(capacity)
         self.policy = make_policy(DEFAULT_POLICY, self.index, lambda _: block_tokens)
+        self._unit = max(1, _UNIT_TOKENS // block_tokens)
         self.taken = 0
         self.told: list[tuple[int, KeyArray]] = []  # first block of a stored run, -1: removed
         self.sequence = 0
@@ -65,35 +73,54 @@ class Node:
     def free(self) -> int:
         return self.capacity - len(self.index)
 
-    def put(self, keys: KeyArray, first: int, parent: int, request: int, now: float) -> int:
-        """Stores new blocks in pieces; how many there was room for."""
+    def put(self, keys: KeyArray, first: int, parent: int, request: int, now: float, appended: int = 0) -> int:
+        """Stores new blocks in pieces; how many there was room for. ``parent``: row of the block before, -1: none."""
         done = 0
         while done < len(keys):
-            piece = keys[done : done + _PIECE]
-            if not self._make_room(len(piece), parent):
+            piece = keys[done : done + self._make_room(min(_PIECE, len(keys) - done), parent)]
+            if not len(piece):
                 break
             rows = self.index.insert_run(0, piece, parent, first + done)
             self.index.state[rows] = READY
-            self.policy.inserted(rows, parent, request, 0, now)
+            self.policy.inserted(rows, parent, request, appended, now)
             self.told.append((first + done, piece))
             parent = int(rows[-1])
             done += len(piece)
         self.taken += done
         return done
 
-    def _make_room(self, count: int, parent: int) -> bool:
+    def follow(self, keys: KeyArray) -> Rows:
+        """The leading blocks of a chain that are here."""
+        rows = self.index.find(0, keys)
+        absent = np.flatnonzero(rows < 0)
+        return rows[: int(absent[0])] if absent.size else rows
+
+    def _make_room(self, count: int, parent: int) -> int:
+        """Evicts for ``count`` blocks below ``parent``; how many there is room for."""
         gone: list[tuple[int, int]] = []
         index = self.index
-        while len(index) + count > self.capacity:
+        while (lacking := len(index) + count - self.capacity) > 0:
             row = self.policy.victim(lambda row: row != parent)
             if row is None:
                 break
-            gone.append((index.key_low_at[row], index.key_high_at[row]))
-            self.policy.removed(row)
-            index.remove(row)
+            self._evict(row, min(lacking, self._unit), parent, gone)
         if gone:
             self.told.append((-1, np.array(gone, np.uint64)))
-        return len(index) + count <= self.capacity
+        return min(count, self.capacity - len(index))
+
+    def _evict(self, row: int, most: int, kept: int, gone: list[tuple[int, int]]) -> None:
+        """A leaf, and what it alone hangs on."""
+        index, last = self.index, float(self.policy.last_use(np.array([row]))[0])
+        for _ in range(most):
+            gone.append((index.key_low_at[row], index.key_high_at[row]))
+            above = index.parent_at[row]
+            self.policy.removed(row)
+            index.remove(row)
+            row = above
+            if row < 0 or row == kept or index.children_at[row]:
+                return
+            if index.block_at[row] % self._unit == 0 and self.policy.last_use(np.array([row]))[0] != last:
+                return
 
     def batch(self) -> pb.EventBatch:
         """What there is to tell, on the wire."""
@@ -118,8 +145,8 @@ class Figures:
     blocks: int = 0
     hits: int = 0
     stale: int = 0  # blocks that the index named and that were gone
-    twice: int = 0  # blocks stored that another node had
-    runs: int = 0
+    copied: int = 0  # blocks stored because a node was given what follows them
+    moved: int = 0  # chains that went on elsewhere than where they were
     stored: int = 0
     batches: int = 0
     events: int = 0
@@ -216,73 +243,46 @@ class Cell:
     # --- requests ------------------------------------------------------------------------------------------
 
     def _serve(self, request: Request, number: int) -> None:
-        keys, figures = request.keys, self.figures
+        keys, figures, now = request.keys, self.figures, request.seconds
         holders = self.seen.lookup(ROOT, keys)
-        found, paths = self._read(keys, holders)
+        reader, path = self._read(keys, holders)
+        found = len(path)
         figures.requests += 1
         figures.blocks += len(keys)
         figures.hits += found
         figures.stale += holders.cell - found
-        for node, rows in paths.items():
-            path = np.concatenate(rows)
-            self.nodes[node].policy.touched(path, number, request.seconds, len(path) + len(keys) - found)
-        tail = _tail(holders, found)
-        runs = place(found, len(keys), BLOCK_BYTES, partial(_key, keys), self.rooms, tail)
-        figures.runs += len(runs)
-        for run in runs:
-            self._put(self.nodes[run.node], keys, run.first, run.end, number, request.seconds)
+        if found:
+            self.nodes[reader].policy.touched(path, number, now, len(keys))
+        tail = Tail({node: blocks for node, blocks in holders.prefix.items() if blocks == found}) if found else None
+        for run in place(found, len(keys), BLOCK_BYTES, partial(_key, keys), self.rooms, tail):
+            figures.moved += found > 0 and run.node != reader
+            self._put(self.nodes[run.node], keys, run.first, run.end, number, now)
 
-    def _read(
-        self, keys: KeyArray, holders: Holders
-    ) -> tuple[int, dict[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]]]:
-        """Reads span after span from a holder, the next one where it is gone; blocks found, and rows by node."""
-        paths: dict[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
-        at = 0
-        for span in holders.spans:
-            for node in nodes_of(span.nodes):
-                if at == span.end:
-                    break
-                rows = self.nodes[node].index.find(0, keys[at : span.end])
-                absent = np.flatnonzero(rows < 0)
-                got = int(absent[0]) if absent.size else len(rows)
-                if got:
-                    paths.setdefault(node, []).append(rows[:got])
-                at += got
-            if at < span.end:
+    def _read(self, keys: KeyArray, holders: Holders) -> tuple[int, Rows]:
+        """From the node that has the most, or turns out to; and the rows there."""
+        reader, path = -1, _NOTHING
+        for node, blocks in sorted(holders.prefix.items(), key=lambda one: -one[1]):
+            if blocks <= len(path):
                 break
-        return at, paths
+            rows = self.nodes[node].follow(keys[:blocks])
+            if len(rows) > len(path):
+                reader, path = node, rows
+        return reader, path
 
     def _put(self, node: Node, keys: KeyArray, first: int, end: int, number: int, now: float) -> None:
-        """Stores what the node does not have of a run."""
-        while first < end:
-            rows = node.index.find(0, keys[max(first - 1, 0) : end])
-            parent = int(rows[0]) if first else -1
-            rows = rows[1:] if first else rows
-            present = np.flatnonzero(rows >= 0)
-            count = int(present[0]) if present.size else len(rows)
-            if not count:
-                first += 1 + int((rows[1:] < 0).argmax() if (rows[1:] < 0).any() else len(rows) - 1)
-                continue
-            if node.put(keys[first : first + count], first, parent, number, now) < count:
+        """Stores what the node lacks of a run, after a copy of what it lacks before that."""
+        before = node.follow(keys[:first])
+        if len(before) < first:
+            lacking, parent = keys[len(before) : first], int(before[-1]) if len(before) else -1
+            copied = node.put(lacking, len(before), parent, 0, now, _NEVER_READ)
+            self.figures.copied += copied
+            if copied < len(lacking):
                 return
-            first += count
+            before = node.follow(keys[:first])
+            node.policy.touched(before, number, now, len(keys))
+        here = node.follow(keys[:end])
+        node.put(keys[len(here) : end], len(here), int(here[-1]) if len(here) else -1, number, now)
 
 
 def _key(keys: KeyArray, block: int) -> bytes:
     return keys[block].tobytes()
-
-
-def _tail(holders: Holders, found: int) -> Tail | None:
-    """Who holds the last block found, and how many in a row up to it."""
-    spans = [span for span in holders.spans if span.first < found]
-    if not spans:
-        return None
-    runs: dict[int, int] = {}
-    for node in nodes_of(spans[-1].nodes):
-        first = found
-        for span in reversed(spans):
-            if not span.nodes >> node & 1:
-                break
-            first = span.first
-        runs[node] = found - first
-    return Tail(runs)

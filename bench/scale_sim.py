@@ -113,7 +113,8 @@ def cell_rows(case: Case, figures: Figures, single: Figures, took: float) -> Ite
     )
     yield made("placement.balance", "ratio", [max(figures.resident) / mean])
     yield made("placement.taken_balance", "ratio", [max(figures.taken) * case.nodes / figures.stored])
-    yield made("placement.runs_per_request", "ratio", [figures.runs / figures.requests])
+    yield made("placement.copied", "ratio", [figures.copied / max(figures.stored, 1)])
+    yield made("placement.moved_chains", "ratio", [figures.moved / figures.requests])
     yield made("placement.stale_blocks", "ratio", [figures.stale / max(figures.hits, 1)])
     peers = (case.nodes - 1) / case.nodes  # a subscriber hears all but itself
     yield made("events.per_second", "ratio", [figures.events / figures.seconds * peers])

@@ -1,11 +1,12 @@
 """Where new blocks go, and which copies are owed. Pure: whoever knows the same of the cell decides the same.
 
 New blocks go to the node on the writer's own host, if there is one that takes blocks. Else to the holder of the block
-before, so that chains stay together; unless most of the chain is new: then it only begins as many others do. And a
-node takes no more than its share of one chain, and none while it has taken more than others lately. In these cases
-the next run of the chain begins somewhere else. Where, rendezvous on the run's first key
-says: of the few nodes that come first the one with the most room. Only new blocks are placed, so differing views of
-the cell cost a copy too many and nothing else.
+before; unless most of the chain is new (then it only begins as many others do), or the holder has taken more than
+others lately and what there is of the chain is small: then they go somewhere else. Where, rendezvous on the first new
+key says: of the few nodes that come first the one with the most room. A chain is whole on each node that has a block of
+it, since a node keeps no block without those before it: so all new blocks of a chain go to one node, which is given a
+copy of what it lacks before them. Only new blocks are placed, so differing views of the cell cost a copy too many and
+nothing else.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 from kvstore.cluster.rendezvous import ranked
 from kvstore.cluster.room import Room
 
-SHARE = 1 / 2  # of its capacity that a node takes of one chain in a row
 KNOWN = 1 / 4  # of its new blocks that a chain has before them, else they are a branch off what many share
 CHOICES = 4  # nodes of the rendezvous order that are compared: with more, writers who know the same crowd the same node
 SLACK = 0.5  # of its capacity that a node may have taken more than the mean before branches move on
+MOVED = 1 / 8  # of a node's capacity that is copied at most for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +43,16 @@ def place(
     first: int, end: int, block_bytes: int, key_of: Callable[[int], bytes], rooms: Mapping[int, Room],
     tail: Tail | None = None, here: int | None = None,
 ) -> list[Run]:  # fmt: skip
-    """Where blocks ``first`` to ``end`` go; empty: nobody takes any. ``here``: the node on the writer's host."""
+    """Where blocks ``first`` to ``end`` go: all to one node; nobody takes any: none. ``here``: on the writer's host."""
     takers = {node: room for node, room in rooms.items() if room.takes and room.capacity_bytes > 0}
     if first >= end or not takers:
         return []
     if here in takers:
         return [Run(here, first, end)]
-    found: list[Run] = []
-    at = first
-    if tail is not None and first >= KNOWN * (end - first):
-        node, left = _holder(tail, takers, block_bytes)
-        if left:
-            at = min(end, first + left)
-            found.append(Run(node, first, at))
-    while at < end:
-        room = next_room(key_of(at), takers.values())
-        to = min(end, at + share_blocks(room, block_bytes))
-        found.append(Run(room.node, at, to))
-        at = to
-    return found
-
-
-def share_blocks(room: Room, block_bytes: int) -> int:
-    """Blocks of one chain in a row that a node takes."""
-    return max(1, int(room.capacity_bytes * SHARE) // block_bytes)
+    holder = _holder(tail, takers) if tail is not None and first >= KNOWN * (end - first) else None
+    if holder is not None and _goes_on(holder, takers.values(), first * block_bytes):
+        return [Run(holder.node, first, end)]
+    return [Run(next_room(key_of(first), takers.values()).node, first, end)]
 
 
 def next_room(key: bytes, takers: Collection[Room]) -> Room:
@@ -73,16 +60,15 @@ def next_room(key: bytes, takers: Collection[Room]) -> Room:
     return min(ranked(key, takers)[:CHOICES], key=lambda room: room.load)
 
 
-def _holder(tail: Tail, takers: Mapping[int, Room], block_bytes: int) -> tuple[int, int]:
-    """The holder that goes on, and how many blocks it takes: 0 when the chain moves on."""
-    mean = sum(room.load for room in takers.values()) / len(takers)
-    best, most = -1, 0
-    for node, run in sorted(tail.runs.items()):
-        if node in takers and takers[node].load <= mean + SLACK:
-            left = share_blocks(takers[node], block_bytes) - run
-            if left > most:
-                best, most = node, left
-    return best, most
+def _holder(tail: Tail, takers: Mapping[int, Room]) -> Room | None:
+    """Of those that hold the block before the one with the most room."""
+    return min((takers[node] for node in sorted(tail.runs) if node in takers), key=lambda room: room.load, default=None)
+
+
+def _goes_on(holder: Room, takers: Collection[Room], before: int) -> bool:
+    """Whether a chain with so many bytes before the new ones stays where it is."""
+    mean = sum(room.load for room in takers) / len(takers)
+    return holder.load <= mean + SLACK or before > MOVED * holder.capacity_bytes
 
 
 # --- copies ------------------------------------------------------------------------------------------------

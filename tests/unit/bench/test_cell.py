@@ -26,7 +26,7 @@ def test_a_cell_with_room_finds_all_that_was_stored() -> None:
     assert figures.blocks == 100 + 150 + 300 + 150 + 299
     assert figures.stored == sum(figures.resident) == 450
     assert figures.stale == 0
-    assert figures.runs == 3, "each chain lies on one node"
+    assert figures.copied == figures.moved == 0, "each chain lies on one node, and goes on there"
 
 
 def test_nobody_knows_of_a_block_before_its_events_have_come() -> None:
@@ -35,11 +35,21 @@ def test_nobody_knows_of_a_block_before_its_events_have_come() -> None:
     assert Cell(4, 4000, 16).run([chain(0, 0, 100), chain(COALESCED, 9000, 1), chain(late, 0, 100)]).hits == 100
 
 
-def test_a_chain_longer_than_half_a_node_lies_on_several() -> None:
+def test_a_node_keeps_of_a_chain_what_fits() -> None:
     figures = Cell(4, 400, 16).run([chain(0, 0, 160), chain(5, 0, 160)])
-    assert figures.hits == 160
-    assert sum(count > 0 for count in figures.resident) > 1
-    assert max(figures.resident) <= 100
+    assert figures.hits == 100
+    assert sorted(figures.resident) == [0, 0, 0, 100]
+
+
+def test_what_many_begin_with_is_copied_to_where_they_go_on() -> None:
+    trace = [request(float(at), *range(10), *range(1000 * (at + 1), 1000 * (at + 1) + 90)) for at in range(12)]
+    cell = Cell(4, 4000, 16)
+    figures = cell.run([*trace, *(Request(20.0 + one.seconds, one.tokens, one.keys) for one in trace)])
+    assert figures.hits == 11 * 10 + 12 * 100
+    begun = sum(len(node.follow(trace[0].keys[:10])) == 10 for node in cell.nodes)
+    assert begun > 1
+    assert figures.copied == (begun - 1) * 10
+    assert sum(figures.resident) == figures.stored == 12 * 90 + begun * 10
 
 
 def test_what_is_evicted_is_told_and_never_counted_as_found() -> None:

@@ -14,7 +14,7 @@ def case(nodes: int) -> Case:
 
 def figures(nodes: int, hits: int = 970, events: int = 1000) -> Figures:
     return Figures(
-        requests=10, blocks=2000, hits=hits, runs=12, stored=800, events=events, keys=1600, event_bytes=32_000,
+        requests=10, blocks=2000, hits=hits, copied=12, stored=800, events=events, keys=1600, event_bytes=32_000,
         seconds=10.0, resident=[800 // nodes] * nodes, taken=[800 // nodes] * nodes,
     )  # fmt: skip
 
