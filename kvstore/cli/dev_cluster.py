@@ -31,6 +31,7 @@ def dev_cluster(
     ] = 7100,
     capacity: Annotated[str, typer.Option(help="Memory of each node.")] = "256MiB",
     replicas: Annotated[int, typer.Option(help="How many nodes are to hold each block.", min=1, max=8)] = 1,
+    nvme: Annotated[str, typer.Option(help="Give each node an NVMe tier of this size, too.", show_default=False)] = "",
     etcd: Annotated[
         str, typer.Option(help="Find each other by etcd://HOST:PORT/CELL instead of a fixed list.", show_default=False)
     ] = "",
@@ -44,13 +45,13 @@ def dev_cluster(
     if not 0 < base_port <= 65_535 - _STEP * nodes:
         raise InvalidArgument(f"--base-port {base_port} leaves no room for {nodes} nodes", field="base_port")
     discovery = etcd or "static://" + ",".join(f"127.0.0.1:{base_port + _STEP * n + 1}" for n in range(nodes))
-    _check(discovery, capacity)
+    _check(discovery, capacity, nvme or capacity)
     interrupted = _Interrupted()
     home = directory or Path(tempfile.mkdtemp(prefix="kvstore-cell-"))
     cell: list[DevNode] = []
     try:
         for n in range(nodes):
-            cell.append(DevNode(n, home / f"node-{n}", base_port + _STEP * n, capacity, discovery, replicas))
+            cell.append(DevNode(n, home / f"node-{n}", base_port + _STEP * n, capacity, discovery, replicas, nvme))
         if _await_start(cell, interrupted):
             _tell(cell)
             return _watch(cell, interrupted)
@@ -63,10 +64,11 @@ def dev_cluster(
             shutil.rmtree(home, ignore_errors=True)
 
 
-def _check(discovery: str, capacity: str) -> None:
+def _check(discovery: str, *sizes: str) -> None:
     try:
         parse_discovery(discovery)
-        parse_size(capacity)
+        for size in sizes:
+            parse_size(size)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -97,7 +99,8 @@ def _await_start(cell: list[DevNode], interrupted: _Interrupted) -> bool:
 
 def _tell(cell: list[DevNode]) -> None:
     for node in cell:
-        typer.echo(f"node {node.number}: pid {node.pid}  data {node.data}  control {node.control}  log {node.log}")
+        addresses = f"data {node.data}  control {node.control}  http {node.http}"
+        typer.echo(f"node {node.number}: pid {node.pid}  {addresses}  log {node.log}")
     typer.echo("clients: kv://" + ",".join(node.data for node in cell))
     typer.echo(f"the cell: kvstore cluster status --target kv://{cell[0].data}")
     typer.echo("Ctrl-C ends it")

@@ -18,22 +18,25 @@ _LAST_LINES = 12
 class DevNode:
     """Made: its process runs. It listens on 127.0.0.1 at ``port`` and the two after it."""
 
-    def __init__(self, number: int, home: Path, port: int, capacity: str, discovery: str, replicas: int) -> None:
+    def __init__(
+        self, number: int, home: Path, port: int, capacity: str, discovery: str, replicas: int, nvme: str = ""
+    ) -> None:
         self.number = number
-        self.data, self.control, http = (f"127.0.0.1:{port + plane}" for plane in range(3))
+        self.data, self.control, self.http = (f"127.0.0.1:{port + plane}" for plane in range(3))
         self.log = home / "node.log"
         self._socket = home / "node.sock"
         self._config = home / "node.toml"
         settings = {
             "data_address": self.data,
             "control_address": self.control,
-            "http_address": http,
+            "http_address": self.http,
             "socket": str(self._socket),
             "data_dir": str(home / "data"),
             "capacity": capacity,
             "discovery": discovery,
             "replicas": replicas,
             "host_name": f"dev-{number}",  # else all copies would be on one machine
+            **({"nvme_dir": str(home / "nvme"), "nvme_capacity": nvme} if nvme else {}),
         }
         home.mkdir(parents=True, exist_ok=True)
         self._config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
