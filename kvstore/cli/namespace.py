@@ -55,15 +55,20 @@ def drop(
 def rotate(
     namespace: Which, target: TargetOption = "auto", timeout: TimeoutOption = 60.0, as_json: JsonOption = False
 ) -> None:
-    """Void all blocks of a namespace, as after new weights; it stays, its generation is one higher."""
+    """Void all blocks of a namespace on all nodes of the cell, as after new weights; it stays, its generation is one
+    higher. The exit status is 1 when some node could not be told: it is told of it as soon as it is back."""
     with control(target, timeout) as stub:
         info = find_namespace(stub, namespace)
         reply = stub.RotateNamespace(pb.RotateNamespaceRequest(root=info.root))
     counts = {"blocks": reply.blocks, "leased": reply.leased, "generation": reply.generation}
     if as_json:
-        typer.echo(json.dumps({"root": info.root.hex(), **counts}))
-        return
-    typer.echo(
-        f"{info.root.hex()} is generation {reply.generation} now: {reply.blocks} blocks dropped, {reply.leased} "
-        "of them still leased (nobody else finds them)"
-    )
+        typer.echo(json.dumps({"root": info.root.hex(), **counts, "unreached": list(reply.unreached)}))
+    else:
+        typer.echo(
+            f"{info.root.hex()} is generation {reply.generation} now: {reply.blocks} blocks dropped here, "
+            f"{reply.leased} of them still leased (nobody else finds them)"
+        )
+    if reply.unreached:
+        away = ", ".join(reply.unreached)
+        typer.echo(f"not reached: {away}; clients of these nodes may get what is void until they are back", err=True)
+        raise typer.Exit(1)

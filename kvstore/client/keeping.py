@@ -49,6 +49,13 @@ def rotate(namespace: Namespace, timeout: float | None) -> int:
     deadline = namespace.client.deadline(timeout)
 
     def action(transport: Transport, handle: int) -> int:
-        return transport.rotate(handle, deadline).generation
+        reply = transport.rotate(handle, deadline)
+        if reply.unreached:
+            namespace.client.link.reporter.warn(
+                f"rotate {namespace.root.hex()}",
+                f"the rotation did not reach {', '.join(reply.unreached)}: clients of these nodes may get what is void "
+                "until they hear of it",
+            )
+        return reply.generation
 
     return namespace.client.link.run(deadline, lambda transport: namespace.with_handle(transport, deadline, action))

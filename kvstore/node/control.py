@@ -18,6 +18,7 @@ from kvstore.node.grpc_errors import Patience
 from kvstore.node.handlers import open_namespace
 from kvstore.node.layout import Layout, layout_of
 from kvstore.node.moving import Moving
+from kvstore.node.rotating import Alone, Rotation
 from kvstore.tiers.sessions import Session
 from kvstore.tiers.store import BlockStore
 from kvstore.tiers.values import NamespaceStat, NamespaceView
@@ -51,6 +52,7 @@ class Control:
         self._cluster = cluster
         self.moving: Moving | None = None  # of a node that is one of a cell
         self.acks = Acks(waiting)
+        self.rotation: Rotation = Alone(store)
 
     # --- namespaces -----------------------------------------------------------------------------------------
 
@@ -76,8 +78,16 @@ class Control:
     def rotate_namespace(
         self, request: pb.RotateNamespaceRequest, context: grpc.ServicerContext
     ) -> pb.RotateNamespaceReply:
-        done = self._store.rotate_namespace(_checked_root(request.root))
-        return pb.RotateNamespaceReply(blocks=done.blocks, leased=done.leased, generation=done.generation)
+        root, left = _checked_root(request.root), context.time_remaining()
+        if request.peer:
+            done = self.rotation.ordered(root, request.generation, request.rotation)
+        else:
+            done = self.rotation.rotate(root, None if left is None else time.monotonic() + left * _SHARE)
+        here = done.here
+        return pb.RotateNamespaceReply(
+            blocks=here.blocks, leased=here.leased, generation=here.generation, rotation=here.rotation,
+            unreached=done.unreached,
+        )  # fmt: skip
 
     def _view(self, root: bytes) -> NamespaceView:
         return self._store.namespace_at(_checked_root(root))

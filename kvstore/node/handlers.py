@@ -34,6 +34,7 @@ from kvstore.node.layout import Layouts
 from kvstore.node.metrics import source_of
 from kvstore.node.network import NetworkOps, Reads
 from kvstore.node.replies import common_version, descriptor_reply, match_reply, parsed
+from kvstore.node.rotating import Alone, Rotation
 from kvstore.node.routing import Router, Routes
 from kvstore.node.sessions import NodeSession, Sessions
 from kvstore.tiers.store import BlockStore
@@ -67,6 +68,7 @@ class Handlers:
         self._limits = limits
         self._layouts = Layouts(store.spec)
         self.acks = Acks()
+        self.rotation: Rotation = Alone(store)
         self._network = NetworkOps(store, limits, self._layouts, self.acks)
         self._cell: CellReads | None = None  # of a node that is one of a cell
         self._router: Router | None = None
@@ -378,8 +380,12 @@ class Handlers:
         return Reply(pb.UnpinKeysReply(unpinned=self._store.unpin(request.namespace, keys)).SerializeToString())
 
     def _rotate(self, lane: Lane, session: NodeSession, request: pb.RotateRequest) -> Reply:
-        done = self._store.rotate_namespace(self._store.spec(request.namespace).root)
-        reply = pb.RotateReply(blocks=done.blocks, leased=done.leased, generation=done.generation)
+        with lane.working():
+            done = self.rotation.rotate(self._store.spec(request.namespace).root, deadline_of(request.deadline_ms))
+        here, away = done.here, done.unreached
+        reply = pb.RotateReply(
+            blocks=here.blocks, leased=here.leased, generation=here.generation, rotation=here.rotation, unreached=away
+        )
         return Reply(reply.SerializeToString())
 
 

@@ -18,6 +18,7 @@ from kvstore.server.fetching import Fetching
 from kvstore.server.keeping import Keeping
 from kvstore.server.moving import Moves
 from kvstore.server.replicating import Replicating
+from kvstore.server.rotating import Rotating
 from kvstore.server.routing import CellRoutes
 from kvstore.server.warming import Warming
 from kvstore.tiers.store import BlockStore
@@ -34,6 +35,7 @@ class Joined:
         self.cell = open_cell(config, facts, store.journal.room()[0])
         self.links = ControlLinks()
         handlers.route_by(CellRoutes(store, self.cell))
+        self.rotating = handlers.rotation = Rotating(store, self.cell, self.links)
         self.copier = Copier(lambda: self.cell.member, self.links)
         self._discovery = config.discovery
         self._fetching = Fetching(store, self.cell, handlers, config.fetch_wait) if config.fetch == "on" else None
@@ -51,6 +53,7 @@ class Joined:
 
     def start(self) -> None:
         """This node must be reachable by now."""
+        self.rotating.start()
         self.cell.start()
         self._keeping.start()
 
@@ -63,6 +66,7 @@ class Joined:
         self._keeping.stop()
         self.cell.stop()
         self.links.close()
+        self.rotating.stop()
         if self._fetching:
             self._fetching.stop()
 

@@ -18,7 +18,7 @@ from kvstore.core.errors import (
     Unavailable,
     VersionMismatch,
 )
-from kvstore.transport.batch import DEADLINE, GetCall, GetResult, PutCall, Targets, parsed
+from kvstore.transport.batch import DEADLINE, GetCall, GetResult, PutCall, Targets, milliseconds, parsed
 from kvstore.transport.frame import MIN_VERSION, VERSION, Limits, Op
 from kvstore.transport.late import Silence
 from kvstore.transport.plan import Plan
@@ -283,7 +283,7 @@ class Transport(ABC):
 
     def rotate(self, handle: int, deadline: float) -> pb.RotateReply:
         """Voids all that a namespace holds."""
-        request = pb.RotateRequest(namespace=handle)
+        request = pb.RotateRequest(namespace=handle, deadline_ms=milliseconds(deadline))
         return parsed(pb.RotateReply(), self.call(Op.ROTATE, request.SerializeToString(), deadline))
 
     def abort(self, reservation: int) -> None:

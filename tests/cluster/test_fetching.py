@@ -163,23 +163,6 @@ def test_what_was_evicted_at_its_node_is_a_miss_elsewhere(three: list[NodeProces
         wait_for(lambda: namespace.match(keys) == 3, "the eviction to be known")
 
 
-def test_a_rotated_namespace_is_not_shared(three: list[NodeProcess]) -> None:
-    """Neither what is older on other nodes, nor what is newer here."""
-    first, second, third = three
-    spec = NamespaceSpec(model="weights changed in place", block_tokens=4, block_bytes=SIZE)
-    keys, later = fresh_keys(4, spec), fresh_keys(4, spec)
-    with opened(first, spec) as a, opened(second, spec) as b, opened(third, spec) as c:
-        a.put(keys, [content(key) for key in keys])
-        await_known(b, keys)
-        b.rotate()
-        assert b.match(keys) == 0
-        assert get(b, keys) == 0
-        b.put(later, [content(key) for key in later])
-        wait_for(lambda: peer(third, second)["blocks"] == second.stat()["blocks"], "the new blocks to be known")
-        assert get(c, later) == 0
-        assert get(c, keys) == 4
-
-
 # --- other cells ------------------------------------------------------------------------------------------------
 
 
