@@ -55,12 +55,13 @@ class LockFile:
 class Session:
     """One client of the store. Everything but ``index``, ``token``, ``shared_memory`` and ``name`` is the store's.
 
+    ``own``: of the node itself, for its readers; it stores also while the node takes no new blocks.
     ``orphan``: of an earlier boot; only its lock and the slots in its lease table are known.
     """
 
     __slots__ = (
-        "_free", "_top", "bytes_held", "closed", "index", "leases", "loose", "name", "orphan", "reservations",
-        "shared_memory", "slots_held", "token",
+        "_free", "_top", "bytes_held", "closed", "index", "leases", "loose", "name", "orphan", "own",
+        "reservations", "shared_memory", "slots_held", "token",
     )  # fmt: skip
 
     def __init__(self, index: int, shared_memory: bool, name: str, limit: int, orphan: bool = False) -> None:
@@ -70,6 +71,7 @@ class Session:
         self.shared_memory = shared_memory
         self.name = name
         self.orphan = orphan
+        self.own = False
         self.closed = False
         self.leases: dict[int, Lease] = {}
         self.reservations: dict[int, Reservation] = {}

@@ -109,7 +109,7 @@ class Writer:
         for attempt in range(_ATTEMPTS + 1):
             with state.lock:
                 plan = self._plan(piece)
-                count = 0 if state.draining else len(plan.wanted)
+                count = 0 if state.draining and not piece.session.own else len(plan.wanted)
                 slots, missing = self._allocate(piece, count, last or attempt == _ATTEMPTS)
                 if not missing:
                     return plan.outcomes, self._insert(piece, plan, slots)

@@ -35,6 +35,7 @@ class StoreTarget:
     def __init__(self, store: BlockStore) -> None:
         self._store = store
         self._session = store.open_session(False, "fetched from other nodes")
+        self._session.own = True  # readers of a draining node get what others have; Copying refuses the rest there
 
     def spec(self, handle: int) -> NamespaceSpec:
         return self._store.spec(handle)

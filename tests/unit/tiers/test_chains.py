@@ -115,3 +115,13 @@ def test_a_store_that_refuses_new_blocks_still_serves_what_it_has() -> None:
         store.chains.refuse(False)
         again = store.reserve(store.open_session(False), handle, ChainSlice(keys))
         assert list(again.outcomes) == [PutOutcome.PRESENT] * 3 + [PutOutcome.STORED] * 3
+
+
+def test_the_node_itself_stores_for_its_readers_where_new_blocks_are_refused() -> None:
+    with opened() as store:
+        keys = chain(3)
+        handle = filled(store)
+        store.chains.refuse(True)
+        session = store.open_session(False)
+        session.own = True
+        assert list(store.reserve(session, handle, ChainSlice(keys)).outcomes) == [PutOutcome.STORED] * 3
