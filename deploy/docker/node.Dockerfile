@@ -1,7 +1,7 @@
 # A node. From the repository's root:
 #   docker build -f deploy/docker/node.Dockerfile -t kvstore:0.1.0 .
-# With what RDMA and GPUs need (see the extras in pyproject.toml):
-#   docker build -f deploy/docker/node.Dockerfile --build-arg EXTRAS=node,ucx,nixl,gpu -t kvstore:0.1.0-accel .
+# With the transports for RDMA and GPU memory (extras of pyproject.toml):
+#   docker build -f deploy/docker/node.Dockerfile --build-arg EXTRAS=node,ucx,nixl -t kvstore:0.1.0-rdma .
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
