@@ -40,6 +40,7 @@ def as_dict(reply: pb.StatReply) -> dict[str, Any]:
         "node_id": reply.node_id.hex(),
         "boot_id": reply.boot_id.hex(),
         **{name: getattr(reply, name) for name in plain + more},
+        "transports": dict(sorted(reply.transports.items())),
         "tiers": [_tier(tier) for tier in reply.tiers],
         "counters": dict(sorted(reply.counters.items())),
         "namespaces": [namespace_dict(one) for one in reply.namespaces],
@@ -85,7 +86,8 @@ def _print(value: dict[str, Any]) -> None:
     console = Console()
     console.print(
         f"node {value['node_id']}  version {value['version']}  up {_ago(value['uptime_seconds'])}\n"
-        f"data path {value['data_address'] or 'off'}, {value['socket'] or 'no unix socket'}",
+        f"data path {value['data_address'] or 'off'}, {value['socket'] or 'no unix socket'}"
+        f"{_moved_by(value['transports'])}",
         highlight=False,
     )
     console.print(
@@ -104,6 +106,12 @@ def _print(value: dict[str, Any]) -> None:
     for table in (_tiers(value["tiers"]), _traffic(value["counters"]), namespace_table(value["namespaces"])):
         if table.row_count:
             console.print(table)
+
+
+def _moved_by(transports: dict[str, int]) -> str:
+    """How sessions have their bytes moved, of all that the node offers."""
+    listed = ", ".join(f"{name} {count}" for name, count in transports.items())
+    return f"\nsessions by transport: {listed}" if transports else ""
 
 
 def _table(title: str, *columns: str) -> Any:

@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from kvstore.core.errors import Busy, KVStoreError, Unavailable, Unsupported
+from kvstore.core.errors import Busy, KVStoreError, NotServed, Unavailable, Unsupported
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layout
 from kvstore.node.network_put import PendingPut
@@ -123,19 +123,18 @@ class Fabrics:
         bounds = [layout.bounds(position)[1] for position in range(len(layout.parts))]
         self._memory().ready(offsets, bounds)
 
-    def write(self, lane: Lane, session: NodeSession, put: PendingPut, request: pb.WriteRequest) -> None:
-        """WRITE of a nixl session. The caller holds the put's lock."""
+    def write(self, lane: Lane, session: NodeSession, put: PendingPut, request: pb.WriteRequest) -> int:
+        """WRITE of a nixl session; how many bytes were read. The caller holds the put's lock."""
         if not session.fabric_peer:
             raise Unsupported("WRITE in a nixl session needs FABRIC first")
         ranged = put.layout.ranged(request.range_offset, request.range_length)
         most = _SHARE * self.offer.peer_timeout
         wait = min(most, request.deadline_ms / 1000) if request.deadline_ms else most
-        self._memory().receive(
-            session.fabric_peer,
-            put,
-            ranged,
-            request.first_block,
-            list(request.addresses),
-            time.monotonic() + wait,
-            lane.connected,
-        )
+        ends = time.monotonic() + wait
+        try:
+            self._memory().receive(
+                session.fabric_peer, put, ranged, request.first_block, list(request.addresses), ends, lane.connected
+            )
+        except Unavailable as error:  # of the client's memory; its connection may live on
+            raise NotServed(f"the node cannot read this client's memory: {error}") from error
+        return ranged.block_bytes * (len(request.addresses) // len(ranged.parts))

@@ -83,7 +83,9 @@ class Lane:
         """How bytes of blocks move on this connection."""
         if self.session is None:
             return self.transport
-        return "shm" if self.session.shared_memory else "peer" if self.session.peer else self.transport
+        if self.session.peer:
+            return "peer"
+        return "shm" if self.session.shared_memory else self.session.transport or self.transport
 
     def reachable(self, address: str) -> str:
         """An address of the node as this peer can use it: one that stands for all is the one the peer has reached."""

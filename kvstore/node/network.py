@@ -215,8 +215,7 @@ class NetworkOps:
         with put.lock:
             self._pending(session, request.reservation)  # still there: nobody committed it meanwhile
             if self.fabrics is not None and session.transport == "nixl":
-                self.fabrics.write(lane, session, put, request)
-                return Reply()
+                return Reply(taken=self.fabrics.write(lane, session, put, request))
             ranged = put.layout.ranged(request.range_offset, request.range_length)
             count = len(put.sums)
             check_payload(lane.payload_left, count, ranged, "WRITE")

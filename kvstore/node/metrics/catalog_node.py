@@ -11,12 +11,13 @@ BUCKETS = (25e-6, 50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0
 SIZES = tuple(4096 << 2 * step for step in range(10))  # 4 KiB to 1 GiB
 TIERS = ("none", "dram", "nvme", "remote")
 NONE, DRAM, NVME, REMOTE = range(len(TIERS))
-TRANSPORTS = ("shm", "unix", "tcp", "peer")
+TRANSPORTS = ("shm", "unix", "tcp", "nixl", "ucx", "peer")
 
 OP = Label("op", means="of the data path, as in protocol.md")
 TRANSPORT = Label(
     "transport", TRANSPORTS,
-    "shm: through the memory file, with requests over the unix socket; peer: another node, over TCP",
+    "shm: through the memory file, with requests over the unix socket; nixl, ucx: by that library, with requests over "
+    "TCP; peer: another node, over TCP",
 )  # fmt: skip
 FROM = Label(
     "tier", TIERS, "slowest source of a get: dram, nvme (it waited for it), remote (other nodes); none: no blocks moved"
