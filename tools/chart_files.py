@@ -60,8 +60,7 @@ def wanted() -> dict[Path, str]:
     schema = json.loads((CHART / "values.schema.json").read_text())
     schema["properties"]["config"] = config_schema()
     files = {CHART / "values.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
-    there = {name: ROOT / source for name, source in COPIES.items() if (ROOT / source).exists()}
-    return files | {CHART / "files" / name: source.read_text() for name, source in there.items()}
+    return files | {CHART / "files" / name: (ROOT / source).read_text() for name, source in COPIES.items()}
 
 
 def main() -> int:
