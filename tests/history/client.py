@@ -19,8 +19,10 @@ _BREATH = 0.01  # seconds between calls at most: the load is to be steady, not a
 
 
 class Load:
-    def __init__(self, caller: Caller, gate: Gate, dice: random.Random, acks: list[str]) -> None:
-        self._caller, self._gate, self._dice, self._acks = caller, gate, dice, acks
+    """``gate``: for all calls; ``puts``: for those that write a version of the weights."""
+
+    def __init__(self, caller: Caller, gate: Gate, puts: Gate, dice: random.Random, acks: list[str]) -> None:
+        self._caller, self._gate, self._puts, self._dice, self._acks = caller, gate, puts, dice, acks
         self._world = caller.world
 
     def step(self) -> None:
@@ -34,8 +36,9 @@ class Load:
         blocks = self._dice.randint(1, self._world.chain(chain).length)
         first = self._caller.match(tenant, chain, blocks).found if self._dice.random() < 0.6 else 0
         if first < blocks:
-            version = self._gate.versions().get(tenant, 0)
-            self._caller.put(tenant, chain, blocks, first, self._dice.choice(self._acks), version=version)
+            with self._puts.inside():
+                version = self._puts.versions().get(tenant, 0)
+                self._caller.put(tenant, chain, blocks, first, self._dice.choice(self._acks), version=version)
 
     def _get(self, tenant: str) -> None:
         chain = self._warm()
@@ -79,7 +82,7 @@ def main() -> None:
     log = folder / f"{options.name}.jsonl"
     caller = Caller(options.name, world, options.target, options.node, log, options.transport)
     dice = random.Random(f"{options.seed}/{options.name}")
-    load = Load(caller, Gate(folder), dice, options.acks.split(","))
+    load = Load(caller, Gate(folder), Gate(folder, "puts"), dice, options.acks.split(","))
     while True:
         load.step()
 

@@ -150,7 +150,7 @@ def rotate(run: Run) -> None:
 
 FAULTS: tuple[Fault, ...] = (
     kill, reboot, wipe, kill_for_a_moment, pause, pause_for_a_moment, isolate, cut, cut_one_way, slow_wires,
-    lossy_wires, etcd_killed, client_killed,
+    lossy_wires, etcd_killed, client_killed, rotate,
 )  # fmt: skip
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 
 class Gate:
-    def __init__(self, folder: Path) -> None:
-        self._versions = folder / "versions.json"
+    def __init__(self, folder: Path, name: str = "calls") -> None:
+        self._versions = folder / f"{name}.json"
         self._door, self._room = (
-            os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) for name in ("door.lock", "room.lock")
+            os.open(folder / f"{name}.{lock}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) for lock in ("door", "room")
         )
 
     @contextlib.contextmanager

@@ -55,7 +55,7 @@ class Run:
     def __init__(self, folder: Path, wires: Net, options: Options) -> None:
         self.folder, self.net, self.options = folder, wires, options
         self.world = World(options.seed, options.chains)
-        self.gate = Gate(folder)
+        self.gate, self._puts = Gate(folder), Gate(folder, "puts")
         self.dice = random.Random(f"{options.seed}/run")
         self.etcd = self._etcd()
         self.nodes: list[NetNode] = []
@@ -195,12 +195,11 @@ class Run:
         self.event("heal")
 
     def rotate(self, tenant: str) -> None:
-        """New weights: all that the namespace holds is void, on all nodes."""
-        with self.gate.emptied():
-            caller = self._caller(self.dice.choice(self._awake()))
-            caller.rotate(tenant)
-            self.gate.turn(tenant)
+        """New weights: all that the namespace holds is void, on all nodes. Reads go on meanwhile."""
+        with self._puts.emptied():
+            self._caller(self.dice.choice(self._awake())).rotate(tenant)
             self.event("rotated", tenant=tenant, count=1)
+            self._puts.turn(tenant)
 
     def breathe(self, seconds: float) -> None:
         """Lets the load go on. A client that ended by itself is a failure."""
@@ -327,6 +326,7 @@ class Run:
             self.etcd.close()
         self._log.close()
         self.gate.close()
+        self._puts.close()
 
 
 @contextlib.contextmanager
