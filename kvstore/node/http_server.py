@@ -114,7 +114,10 @@ def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
             self._answer(body=False)
 
         def _answer(self, body: bool) -> None:
-            page = _page(routes, self.path.partition("?")[0])
+            path = self.path.partition("?")[0]
+            if path == "/" and "text/html" in self.headers.get("Accept", ""):  # a browser
+                path = "/status"
+            page = _page(routes, path)
             self.send_response(page.status)
             self.send_header("Content-Type", page.content_type)
             self.send_header("Content-Length", str(len(page.body)))

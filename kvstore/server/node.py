@@ -25,6 +25,7 @@ from kvstore.node.metrics import Collector, NodeMetrics, node_metrics, render, s
 from kvstore.node.offering import offer_of
 from kvstore.node.report import Facts, stat_reply
 from kvstore.node.sessions import Sessions
+from kvstore.node.status import StatusPage
 from kvstore.node.units import show_size
 from kvstore.server.leftovers import listed
 from kvstore.tiers import memopen
@@ -76,6 +77,7 @@ class Node:
         self._calls: Control | None = None
         self._joined: Joined | None = None
         self._http: HttpServer | None = None
+        self._page: StatusPage | None = None
         self._identity = identity.claim(config.data_dir)
         try:
             self._open_store()
@@ -193,7 +195,12 @@ class Node:
         address = self.config.http_address
         assert address is not None
         collector = Collector(self._metrics, self._gauges)
+        self._page = page = StatusPage(
+            self.store, lambda: self.facts, lambda: self.readiness.state, collector.collect,
+            lambda: self._joined.status() if self._joined else None,
+        )  # fmt: skip
         routes = {
+            **page.routes(),
             "/": self._index_page,
             "/metrics": lambda: _metrics_page(collector),
             "/health": lambda: health_page(self.readiness.state, self.store.stat()),
@@ -274,7 +281,7 @@ class Node:
                 "data_address": facts.data_address,
                 "socket": facts.socket,
                 "control_address": facts.control_address,
-                "pages": ["/metrics", "/health", *probe_routes(self.readiness)],
+                "pages": ["/status", "/status.json", "/metrics", "/health", *probe_routes(self.readiness)],
             }
         )
 
@@ -292,6 +299,8 @@ class Node:
             self._joined.start()
         self.readiness.started(self._control.say_ready if self._control else None)
         self._metrics.serving()
+        if self._page:
+            self._page.start()
         facts = self.facts
         if facts.insecure:
             _log.warning("allow_insecure_network is set: whoever reaches these addresses may read and write all blocks")
@@ -322,6 +331,8 @@ class Node:
             data.stop(grace)
         if self._control:
             self._control.stop(grace)
+        if self._page:
+            self._page.stop()
         if self._http:
             self._http.stop()
 
