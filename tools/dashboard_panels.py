@@ -272,11 +272,17 @@ ROWS = (
                 ),
             ),
             Panel("Fetches under way", COUNT, (("kvstore_fetch_under_way§", "{{instance}}"),)),
-            Panel("Copies owed", BYTES, (("kvstore_owed_bytes§", "{{instance}}"),), text=REPLICAS),
+            Panel("New bytes without their copies", BYTES, (("kvstore_owed_bytes§", "{{instance}}"),), text=REPLICAS),
             Panel(
                 "Age of the oldest copy owed",
                 SECONDS,
                 (("kvstore_owed_oldest_seconds§", "{{instance}}"),),
+                text=REPLICAS,
+            ),
+            Panel(
+                "Chains that lack copies",
+                COUNT,
+                (("kvstore_owed_chains§", "new, {{instance}}"), ("kvstore_lacking_chains§", "lost, {{instance}}")),
                 text=REPLICAS,
             ),
             Panel(

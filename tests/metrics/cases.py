@@ -98,5 +98,7 @@ CASES = (
     Case("KvstoreCellIndexFull", True, {"kvstore_cell_index_dropped_total": "0+5x40"}),
     Case("KvstoreCellIndexFull", False, {"kvstore_cell_index_dropped_total": "5x40"}),
     Case("KvstoreCopiesOwed", True, {"kvstore_owed_oldest_seconds": "0+60x40"}),
+    Case("KvstoreCopiesOwed", True, {"kvstore_lacking_chains": "5x70"}, 60),
     Case("KvstoreCopiesOwed", False, {"kvstore_owed_oldest_seconds": "2x40"}),
+    Case("KvstoreCopiesOwed", False, {"kvstore_lacking_chains": "5x30 0x40"}, 60),
 )

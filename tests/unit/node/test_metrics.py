@@ -130,7 +130,9 @@ def test_the_mover_s_queues_show_depth_bound_and_age() -> None:
 
 def test_what_is_owed_to_other_nodes_has_age_and_size() -> None:
     owed = OwedCopies(chains=2, blocks=9, size=90, oldest=3.5, dropped=1)
-    found = page(NodeMetrics(), *replication_metrics(owed, {"made": 4, "bytes": 40, "failed_busy": 2}))
+    counts = {"made": 4, "bytes": 40, "failed_busy": 2, "mended": 3}
+    found = page(NodeMetrics(), *replication_metrics(owed, counts))
+    assert found["kvstore_mended_chains_total"] == 3
     assert (found["kvstore_owed_bytes"], found["kvstore_owed_oldest_seconds"]) == (90, 3.5)
     assert found['kvstore_copies_total{outcome="made"}'] == 4
     assert found['kvstore_copy_failures_total{reason="busy"}'] == 2
