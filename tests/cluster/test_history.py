@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.history.faults import random_faults
@@ -11,7 +13,7 @@ from tests.soak.__main__ import options_of
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_history_of_random_faults_keeps_all_promises(seed: int) -> None:
-    with running(options_of(seed)) as run:
+    with running(replace(options_of(seed), chains=60)) as run:
         run.load()
-        random_faults(run, 3)
+        random_faults(run, 2)
         assert [str(violation) for violation in run.check()] == []

@@ -31,7 +31,7 @@ from tests.history.record import Event, History, Holding, Reader, Writer
 from tests.history.world import TENANTS, World, spec
 from tests.integration.nodes import PATIENCE
 
-SUSPECT, GONE = 2.0, 2.0  # seconds
+SUSPECT, GONE = 2.0, 1.0  # seconds
 CAPACITY = "160MiB"  # room for all that there is, on each node
 _ALIVE = ("live", "draining")
 
