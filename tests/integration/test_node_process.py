@@ -289,7 +289,9 @@ def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
         wait_for(lambda: process.metrics()["kvstore_connections"] == 0)
         with Raw(process.data) as after:
             assert after.greeting is not None
-        assert process.metrics()['kvstore_connections_refused_total{transport="tcp"}'] == 1
+        found = process.metrics()
+        assert found['kvstore_connections_refused_total{transport="tcp"}'] == 1
+        assert found['kvstore_busy_total{bound="max_connections"}'] == found['kvstore_errors_total{code="busy"}'] == 1
 
 
 def test_one_session_too_many_is_told_so(tmp_path: Path) -> None:
