@@ -18,6 +18,7 @@ from kvstore.tiers.state import PIECE, State
 
 _SCAN = 32_768  # rows of a column looked at under the lock at once
 _SWEEP = 4096  # the same, where more is copied
+_LATELY = 60.0  # seconds after an eviction in which more is expected
 _NO_KEYS = np.empty((0, 2), np.uint64)
 
 
@@ -97,8 +98,9 @@ class Chains:
     def eviction_age(self) -> float:
         """Seconds that the block which goes next was not used, by those that went last; 0: nothing has to go."""
         capacity, free = self._state.journal.room()
-        full = free <= capacity * (1 - self._state.config.low_watermark)
-        return self._state.victims.seconds if full else 0.0
+        victims = self._state.victims
+        full = free <= capacity * (1 - self._state.config.low_watermark) or time.monotonic() - victims.last < _LATELY
+        return victims.seconds if full else 0.0
 
     def refuse(self, yes: bool) -> None:
         """From now on new blocks have no place here (NO_SPACE), or have one again."""

@@ -127,7 +127,8 @@ class State:
         if index.pins_at[row]:
             self.pins.dropped(row)
         if cause == "evicted":
-            self.victims.note(self.policy.unused(row, time.monotonic()))
+            now = time.monotonic()
+            self.victims.note(self.policy.unused(row, now), now)
         self.policy.removed(row)
         self.journal.gone(row)
         if self.placement:

@@ -219,7 +219,7 @@ def test_a_partition_ends_as_it_began(tmp_path: Path) -> None:
 def test_dev_cluster_runs_a_cell_until_ctrl_c(tmp_path: Path) -> None:
     base = min(free_ports(1)[0], 65_000)
     home = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [*COMMAND, "dev-cluster", "--base-port", str(base), "--capacity", "32MiB"]
+    command = [*COMMAND, "dev-cluster", "--base-port", str(base), "--capacity", "32MiB", "--replicas", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=home)
     assert process.stdout is not None
     try:
@@ -229,6 +229,9 @@ def test_dev_cluster_runs_a_cell_until_ctrl_c(tmp_path: Path) -> None:
         target = next(line for line in told if line.startswith("clients: ")).split()[1]
         assert target.count(",") == len(pids) - 1 == 2
         wait_for(lambda: cli("cluster", "status", "--target", target).stdout.count("live") == 2, "the cell")
+        with Client(target.split(",")[0], timeout=PATIENCE) as client:
+            namespace = client.namespace(NamespaceSpec("dev", 4, block_bytes=4096))
+            assert namespace.put(namespace.keys(range(8)), bytes(8192), ack="replicated").complete
         ids = [path.read_text().strip() for path in tmp_path.rglob("node-id")]
         assert all(list(MEMORY.glob(f"*{one}*")) for one in ids)
         os.kill(pids[1], signal.SIGKILL)
@@ -249,4 +252,5 @@ def test_dev_cluster_says_why_a_node_did_not_start(three: list[NodeProcess]) -> 
     assert done.returncode == 1
     assert "in use" in done.stderr
     assert cli("dev-cluster", "--etcd", "what").returncode == 2
+    assert cli("dev-cluster", "--nodes", "2", "--replicas", "3").returncode == 2
     assert cli("dev-cluster", "--base-port", "65535").returncode == 2

@@ -26,8 +26,5 @@ class Times:
             self._stamps, self._at = self._stamps[::2], self._at[::2]
 
     def of(self, stamp: int, now: float) -> float:
-        """When a stamp was given out, or a little later; before the first mark that is the time of it."""
-        at = bisect_right(self._stamps, stamp)
-        if at < len(self._at) and at > 0 and self._stamps[at - 1] != stamp:
-            return self._at[at]
-        return self._at[max(0, at - 1)] if self._at else now
+        """When a stamp was given out, or a little before; before the first mark that is the time of it."""
+        return self._at[max(0, bisect_right(self._stamps, stamp) - 1)] if self._at else now
