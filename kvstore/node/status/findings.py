@@ -175,7 +175,7 @@ def _cell(seen: Observed) -> Iterator[Finding]:
     for state in ("suspect", "gone"):
         if count := seen.now.total("kvstore_cell_nodes", state=state):
             yield Finding(
-                "warning", f"{count:g} nodes of the cell are {state}",
+                "warning", f"{count:g} node{'s' if count > 1 else ''} of the cell {'are' if count > 1 else 'is'} {state}",
                 "see `kvstore cluster status`; start them again, or leave them gone",
             )  # fmt: skip
     lag = max(seen.now.by("kvstore_cell_event_lag_seconds", "node").values(), default=0.0)
