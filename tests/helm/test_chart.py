@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from kvstore import __version__
 from kvstore.node.config import settings
 from tests.helm.golden import looked_at
-from tests.helm.rendering import CHART, HELMS, HERE, VALUES, Manifest, find, manifests, node, run, template
+from tests.helm.rendering import CHART, HELMS, HERE, ROOT, VALUES, Manifest, find, manifests, node, run, template
 from tests.helm.rules import amount
 from tools import chart_files
 
@@ -246,3 +247,21 @@ def test_no_file_of_deploy_names_a_registry() -> None:
     files = [path for path in Path(CHART.parents[1]).rglob("*") if path.is_file()]
     assert len(files) > 20
     assert [path.name for path in files if known.search(path.read_text(errors="replace"))] == []
+
+
+COMMANDS = re.findall(
+    r"^    helm install (\S+) deploy/helm/kvstore((?:.*\\\n)*.*)$",
+    (ROOT / "docs" / "kubernetes.md").read_text(),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("release", "options"), COMMANDS)
+def test_every_helm_command_of_the_docs_renders(release: str, options: str) -> None:
+    done = run(4, "template", release, str(CHART), *shlex.split(options.replace("\\\n", " ")))
+    assert done.returncode == 0, done.stderr
+    assert f"{release}-kvstore" in {one["metadata"]["name"] for one in yaml.safe_load_all(done.stdout) if one}
+
+
+def test_the_docs_show_how_to_install_each_way() -> None:
+    assert len(COMMANDS) == 3
