@@ -285,4 +285,5 @@ class Cell:
 
 
 def _key(keys: KeyArray, block: int) -> bytes:
-    return keys[block].tobytes()
+    raw: bytes = keys[block].tobytes()
+    return raw

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-MEMORY = 60.0  # seconds after which half of it is forgotten
+MEMORY = (
+    200.0  # seconds after which half of it is forgotten: with 60 the nodes of a full cell turn over at different speeds
+)
 _SETTLED = 1.0  # seconds between steps of forgetting
 
 

@@ -61,6 +61,23 @@ def transport_command(
     show(found.report, json)
 
 
+@app.command("cluster")
+def cluster_command(
+    json: Json = False,
+    runs: Annotated[int, typer.Option(help="Interleaved runs; the median counts.")] = 5,
+    working_set: Annotated[int, typer.Option(help="MiB that one run moves; a multiple of 32.")] = 256,
+) -> None:
+    """A cell of three nodes: look-ups, bytes and CPU for what readers are served, repair after a kill -9."""
+    from kvstore.cli.bench.cluster import Options, run
+
+    signal.signal(signal.SIGTERM, _stop)
+    if working_set < 32 or working_set % 32:
+        raise typer.BadParameter(f"{working_set} is no multiple of 32", param_hint="--working-set")
+    with progress_bar(quiet=json) as progress:
+        report = run(Options(runs, working_set << 20), progress)
+    show(report, json)
+
+
 @app.command("tiers")
 def tiers_command(
     json: Json = False,
