@@ -142,7 +142,8 @@ class Keeper:
             try:
                 self._pay(one)
             except Exception:
-                self.counts.surprised("a chain could not be copied")
+                if not self.spread.stopping.is_set():  # else the store is being closed
+                    self.counts.surprised("a chain could not be copied")
 
     def _next(self) -> Owed | None:
         with self._news:

@@ -69,6 +69,8 @@ class Mender:
             try:
                 self._step()
             except Exception:
+                if self._spread.stopping.is_set():  # the store is being closed
+                    return
                 self._counts.surprised("lost copies could not be looked for")
 
     def _step(self) -> None:

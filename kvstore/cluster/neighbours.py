@@ -88,12 +88,13 @@ class Backoffs:
         self._lock = threading.Lock()
         self._until: dict[bytes, tuple[float, float]] = {}  # node id: until when, and for how long that was
 
-    def failed(self, node_id: bytes) -> None:
+    def failed(self, node_id: bytes, most: float = _LONGEST) -> None:
+        """``most``: seconds that it is left alone at most."""
         with self._lock:
             now = self._clock()
             until, delay = self._until.get(node_id, (0.0, 0.0))
             if until <= now:  # several that fail together count once
-                delay = min(_LONGEST, max(_FIRST, 2 * delay))
+                delay = min(most, max(_FIRST, 2 * delay))
                 self._until[node_id] = (now + delay, delay)
 
     def worked(self, node_id: bytes) -> None:

@@ -19,6 +19,7 @@ from kvstore.core.keys import KeyArray
 
 PATIENCE = 1.0  # seconds that one target may take for a copy, and what its bytes take at this rate:
 SLOWEST = 64 << 20  # bytes a second
+_BUSY = 0.1  # seconds that a node is left alone that takes as many copies as it can
 _log = logging.getLogger(__name__)
 Alive = Callable[[], bool]
 Admits = Callable[[Neighbour, int], bool]  # whether a node is to get a copy that takes so many bytes
@@ -122,7 +123,10 @@ class Spread:
         return True
 
     def _failed(self, target: Member, why: str) -> None:
-        self._backoffs.failed(target.node_id)
+        if why == "Busy":  # it is well, and has others to serve first
+            self._backoffs.failed(target.node_id, _BUSY)
+        else:
+            self._backoffs.failed(target.node_id)
         self._count(f"failed_{_NAMES.get(why, 'error')}", 1)
 
     def _gone(self, chain: Chain) -> bool:

@@ -71,6 +71,8 @@ class Warmth:
                     self._cool()
                     self._cool_at = self._clock() + COOL_EVERY
             except Exception:
+                if self._spread.stopping.is_set():  # the store is being closed
+                    return
                 self._counts.surprised("extra copies could not be looked after")
 
     # --- more copies ---------------------------------------------------------------------------------------
