@@ -26,7 +26,8 @@ def match(
     timeout: Annotated[float, typer.Option(help=TIMEOUT_HELP)] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the longest prefix of a chain that the node holds. Takes no lease and counts as no use."""
+    """Show the longest prefix of a chain that the cell holds, as the node knows it. Takes no lease and counts as no
+    use."""
     with control(target, timeout) as stub:
         info = find_namespace(stub, namespace)
         wanted = chain(info, keys, tokens_file)
@@ -35,7 +36,8 @@ def match(
     block_tokens = parse_canonical(info.canonical).block_tokens
     if as_json:
         found = {"blocks": reply.blocks, "asked": len(wanted), "tokens": reply.blocks * block_tokens, "miss": reason}
-        typer.echo(json.dumps({"root": info.root.hex(), **found}))
+        typer.echo(json.dumps({"root": info.root.hex(), **found, "remote_blocks": reply.remote_blocks}))
         return
     ending = f"; the next one is missing: {reason}" if reason else ""
-    typer.echo(f"{reply.blocks} of {len(wanted)} blocks ({reply.blocks * block_tokens} tokens) are here{ending}")
+    where = f"are here, the last {reply.remote_blocks} of them on other nodes" if reply.remote_blocks else "are here"
+    typer.echo(f"{reply.blocks} of {len(wanted)} blocks ({reply.blocks * block_tokens} tokens) {where}{ending}")

@@ -27,7 +27,7 @@ def prefetch(
     timeout: Annotated[float, typer.Option(help=TIMEOUT_HELP)] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Start bringing the blocks of a chain from NVMe to DRAM. Does not wait for them."""
+    """Start bringing the blocks of a chain from NVMe and from other nodes to DRAM. Does not wait for them."""
     with control(target, timeout) as stub:
         info = find_namespace(stub, namespace)
         named = chain(info, keys, tokens_file)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from kvstore.core.errors import KVStoreError, Unsupported
 from kvstore.core.keys import KeyArray
 from kvstore.node.layout import Layout
-from kvstore.node.sessions import NodeSession
 from kvstore.tiers.store import BlockStore, Session
 from kvstore.tiers.values import Acquired, MissReason, Prefetched
 from kvstore.v1 import data_pb2 as pb
@@ -49,6 +48,21 @@ class Cell(Protocol):
         """Fetches, and waits until ``enough`` leading blocks are here; how many are, when that is not in time."""
 
 
+class Reader(Protocol):
+    """Who asks. ``peer``: another node, ``ended``: it waits no more."""
+
+    peer: bool
+    ended: bool
+
+
+@dataclass(slots=True)
+class Caller:
+    """A reader that is no session of the data path."""
+
+    peer: bool = False
+    ended: bool = False
+
+
 class CellReads:
     """``wait``: seconds that a reader waits for other nodes at most."""
 
@@ -58,12 +72,12 @@ class CellReads:
         self._wait = wait
         self._roots: dict[int, bytes] = {}
 
-    def match(self, session: NodeSession, handle: int, keys: KeyArray, layout: Layout, have: int) -> int:
+    def match(self, session: Reader, handle: int, keys: KeyArray, layout: Layout, have: int) -> int:
         """How many blocks other nodes have that follow on the first ``have``."""
         return self._reach(session, handle, keys, layout, have) - have
 
     def prefetch(
-        self, session: NodeSession, request: pb.PrefetchKeysRequest, keys: KeyArray, layout: Layout,
+        self, session: Reader, request: pb.PrefetchKeysRequest, keys: KeyArray, layout: Layout,
         deadline: float | None, start: Callable[[], Prefetched],
     ) -> Prefetched:  # fmt: skip
         """What the store brings to DRAM (``start``), and what is on its way from other nodes. Raises Unsupported when
@@ -84,7 +98,7 @@ class CellReads:
         more = _asked(lambda: self._cell.start(*chain, True), have) - have
         return Prefetched(found.started + more, found.present, found.absent - more)
 
-    def bring(self, session: NodeSession, handle: int, keys: KeyArray, layout: Layout, deadline: float | None) -> None:
+    def bring(self, session: Reader, handle: int, keys: KeyArray, layout: Layout, deadline: float | None) -> None:
         """Fetches what of a whole chain is not here, for what is to follow it."""
         have = self._store.match(handle, keys, layout.parts).blocks
         if self._reach(session, handle, keys, layout, have) == have:
@@ -96,7 +110,7 @@ class CellReads:
 
     def further(
         self,
-        session: NodeSession,
+        session: Reader,
         request: pb.GetRequest,
         keys: KeyArray,
         layout: Layout,
@@ -119,7 +133,7 @@ class CellReads:
             return found
         if not found.lease or request.whole:
             if found.lease:
-                self._store.release(session.stored, [found.lease])
+                self._store.release(ask[0], [found.lease])
             found = replace(self._store.acquire(*ask), remote=True)
         if found.lease and not request.whole and found.prefix_blocks < reach and found.miss not in _HERE_FIRST:
             return replace(found, prefix_blocks=reach, miss=MissReason.NONE)
@@ -127,7 +141,7 @@ class CellReads:
 
     def _come(
         self,
-        session: NodeSession,
+        session: Reader,
         request: pb.GetRequest,
         keys: KeyArray,
         layout: Layout,
@@ -143,7 +157,7 @@ class CellReads:
         enough = reach if request.whole else max(have, request.first_block) + 1
         return _asked(lambda: self._cell.fetch(*chain, enough), have) > have
 
-    def _reach(self, session: NodeSession, handle: int, keys: KeyArray, layout: Layout, have: int) -> int:
+    def _reach(self, session: Reader, handle: int, keys: KeyArray, layout: Layout, have: int) -> int:
         """How many leading blocks this session can have, of which ``have`` are here."""
         if have == len(keys) or session.peer or not self._shared(handle, layout):
             return have
@@ -163,7 +177,7 @@ class CellReads:
         return all(specs[part].kind == "prefix" for part in layout.parts)
 
 
-def _living(session: NodeSession) -> Callable[[], bool]:
+def _living(session: Reader) -> Callable[[], bool]:
     return lambda: not session.ended
 
 

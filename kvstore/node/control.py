@@ -11,6 +11,7 @@ import grpc
 from kvstore.core.errors import InvalidArgument, Unavailable
 from kvstore.core.keys import KeyArray
 from kvstore.node.acks import Acks
+from kvstore.node.cell import Caller, CellReads
 from kvstore.node.checks import checked_first, checked_keys, checked_tier, deadline_of
 from kvstore.node.control_put import answer, put
 from kvstore.node.events import Events
@@ -21,11 +22,13 @@ from kvstore.node.moving import Moving
 from kvstore.node.rotating import Alone, Rotation
 from kvstore.tiers.sessions import Session
 from kvstore.tiers.store import BlockStore
-from kvstore.tiers.values import NamespaceStat, NamespaceView
+from kvstore.tiers.values import NamespaceStat, NamespaceView, Prefetched
 from kvstore.v1 import control_pb2 as pb
+from kvstore.v1 import data_pb2
 from kvstore.v1 import events_pb2 as events
 
 _T = TypeVar("_T")
+_GET_SECONDS = 30.0  # that a get waits for slower tiers and other nodes, when its caller sets no deadline
 _SHARE = 0.9  # of a caller's time, that a put waits for its copies at most: the answer is to be in time
 
 
@@ -53,6 +56,7 @@ class Control:
         self.moving: Moving | None = None  # of a node that is one of a cell
         self.acks = Acks(waiting)
         self.rotation: Rotation = Alone(store)
+        self.cell: CellReads | None = None  # of a node that fetches from others
 
     # --- namespaces -----------------------------------------------------------------------------------------
 
@@ -96,10 +100,14 @@ class Control:
 
     def match(self, request: pb.ControlMatchRequest, context: grpc.ServicerContext) -> pb.ControlMatchReply:
         view = self._view(request.root)
-        parts = layout_of(view.spec, request.parts).parts
+        layout = layout_of(view.spec, request.parts)
         keys = checked_keys(request.keys, self._max_keys, empty_ok=True)
-        found = self._store.match(view.handle, keys, parts, request.request_id)
-        return pb.ControlMatchReply(blocks=found.blocks, miss=int(found.miss))  # type: ignore[arg-type]
+        found = self._store.match(view.handle, keys, layout.parts, request.request_id)
+        more = self.cell.match(Caller(), view.handle, keys, layout, found.blocks) if self.cell else 0
+        reply = pb.ControlMatchReply(blocks=found.blocks + more, remote_blocks=more)
+        if reply.blocks < len(keys):
+            reply.miss = int(found.miss)  # type: ignore[assignment]
+        return reply
 
     def put(self, requests: Iterable[pb.ControlPutRequest], context: grpc.ServicerContext) -> pb.ControlPutReply:
         with Patience(context, self._peer_timeout) as patience:
@@ -116,7 +124,9 @@ class Control:
         session = self._store.open_session(False, "grpc get")
         try:
             with Patience(context, self._peer_timeout) as patience:
-                yield from _noted(self._stream(session, view, layout, keys, request), patience)
+                left = context.time_remaining()
+                until = time.monotonic() + (_GET_SECONDS if left is None else left * _SHARE)
+                yield from _noted(self._stream(session, view, layout, keys, request, until), patience)
         finally:
             self._store.close_session(session)
 
@@ -127,9 +137,17 @@ class Control:
         layout: Layout,
         keys: KeyArray,
         request: pb.ControlGetRequest,
+        until: float,
     ) -> Iterator[pb.ControlGetReply]:
-        """Leases all blocks first, so that the length announced is kept, and sends them one part a message."""
-        found = self._store.acquire(session, view.handle, keys, request.first_block, layout.parts, request.request_id)
+        """Leases all blocks first, so that the length announced is kept, and sends them one part a message. Those on
+        NVMe and on other nodes are waited for."""
+        ask = (
+            session, view.handle, keys, request.first_block, layout.parts, request.request_id, 0, 0, 0, until, True
+        )  # fmt: skip
+        found = self._store.acquire(*ask)
+        if self.cell is not None:
+            whole = data_pb2.GetRequest(namespace=view.handle, first_block=request.first_block, whole=True)
+            found = self.cell.further(Caller(), whole, keys, layout, until, found, ask)
         yield pb.ControlGetReply(blocks=found.blocks, miss=int(found.miss))  # type: ignore[arg-type]
         at, width = 0, len(layout.parts)
         for nth, offset in enumerate(found.offsets.tolist()):
@@ -159,8 +177,16 @@ class Control:
         """Owned by the node, not by a session: it goes on when this call has ended, until its deadline."""
         view = self._view(request.root)
         keys = checked_keys(request.keys, self._max_keys, empty_ok=True)
-        tier = checked_tier(request.tier)
-        found = self._store.prefetch(None, view.handle, keys, tier, (), deadline_of(request.deadline_ms))
+        tier, deadline = checked_tier(request.tier), deadline_of(request.deadline_ms)
+
+        def start() -> Prefetched:
+            return self._store.prefetch(None, view.handle, keys, tier, (), deadline)
+
+        if self.cell is None:
+            found = start()
+        else:
+            wanted = data_pb2.PrefetchKeysRequest(namespace=view.handle, tier=request.tier)
+            found = self.cell.prefetch(Caller(), wanted, keys, layout_of(view.spec, ()), deadline, start)
         return pb.PrefetchReply(started=found.started, present=found.present, absent=found.absent)
 
     def cluster_status(self, request: pb.ClusterStatusRequest, context: grpc.ServicerContext) -> pb.ClusterStatusReply:

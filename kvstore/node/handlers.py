@@ -70,7 +70,7 @@ class Handlers:
         self.acks = Acks()
         self.rotation: Rotation = Alone(store)
         self._network = NetworkOps(store, limits, self._layouts, self.acks)
-        self._cell: CellReads | None = None  # of a node that is one of a cell
+        self.cell: CellReads | None = None  # of a node that is one of a cell
         self._router: Router | None = None
         self._fabrics: Fabrics | None = None
         self._ops: dict[int, tuple[type[Message], Callable[[Lane, NodeSession, Any], Reply]]] = {
@@ -109,7 +109,7 @@ class Handlers:
 
     def join(self, cell: Cell, wait: float) -> None:
         """From now on readers are also given what other nodes have; each waits ``wait`` seconds for it at most."""
-        self._cell = self._network.cell = CellReads(self._store, cell, wait)
+        self.cell = self._network.cell = CellReads(self._store, cell, wait)
 
     def tell_reads(self, reads: Reads) -> None:
         """From now on this is told of what is sent over the network."""
@@ -224,9 +224,7 @@ class Handlers:
         keys = checked_keys(request.keys, self._limits.max_keys, empty_ok=True)
         found = self._store.match(request.namespace, keys, layout.parts, request.request_id)
         reply = match_reply(found)
-        if self._cell is not None and (
-            more := self._cell.match(session, request.namespace, keys, layout, found.blocks)
-        ):
+        if self.cell is not None and (more := self.cell.match(session, request.namespace, keys, layout, found.blocks)):
             reply.remote_blocks, reply.blocks = more, found.blocks + more
             if reply.blocks == len(keys):
                 reply.ClearField("miss")
@@ -255,8 +253,8 @@ class Handlers:
             request.whole,
         )
         found = self._store.acquire(*ask)
-        if self._cell is not None:
-            found = self._cell.further(session, request, keys, layout, deadline, found, ask)
+        if self.cell is not None:
+            found = self.cell.further(session, request, keys, layout, deadline, found, ask)
         if self._fabrics is not None and session.transport == "nixl":
             self._fabrics.ready(found.offsets.tolist(), layout)
         reply = pb.GetReply(
@@ -364,7 +362,7 @@ class Handlers:
         def start() -> Prefetched:
             return self._store.prefetch(session.stored, request.namespace, keys, tier, layout.parts, deadline)
 
-        found = start() if self._cell is None else self._cell.prefetch(session, request, keys, layout, deadline, start)
+        found = start() if self.cell is None else self.cell.prefetch(session, request, keys, layout, deadline, start)
         reply = pb.PrefetchKeysReply(started=found.started, present=found.present, absent=found.absent)
         return Reply(reply.SerializeToString())
 

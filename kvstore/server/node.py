@@ -176,7 +176,7 @@ class Node:
             if self._calls is not None:
                 self._calls.moving = self._joined.moves
                 self._joined.keep(self._calls.acks)
-                self._calls.rotation = self._joined.rotating
+                self._calls.rotation, self._calls.cell = self._joined.rotating, handlers.cell
 
     def _control_server(self) -> ControlServer:
         from kvstore.node.control import Control

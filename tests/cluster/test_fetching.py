@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 
 from kvstore import NamespaceSpec, PartSpec
+from kvstore.cli.control import control
 from kvstore.client.hold import hold
 from kvstore.core.errors import Unsupported
 from kvstore.core.keys import Keys
 from kvstore.transport.batch import GetCall
 from kvstore.transport.plan import make_plan
+from kvstore.v1 import control_pb2 as pb
 from tests.cluster.cells import cell, peer
 from tests.cluster.etcd.servers import etcd
 from tests.cluster.fetching import (
@@ -161,6 +164,31 @@ def test_what_was_evicted_at_its_node_is_a_miss_elsewhere(three: list[NodeProces
         assert holder.evict(keys[3:]) == 5
         assert get(namespace, keys) == 3  # also when the news of it is still on its way
         wait_for(lambda: namespace.match(keys) == 3, "the eviction to be known")
+
+
+def test_grpc_and_commands_answer_for_the_cell(three: list[NodeProcess]) -> None:
+    first, second, third = three
+    keys, other = fresh_keys(30), fresh_keys(30)
+    for chain in (keys, other):
+        put(first, chain)
+    with opened(second) as near, opened(third):
+        await_known(near, other)
+    with control(f"grpc://{second.control}", LONG) as stub:
+        found = stub.Match(pb.ControlMatchRequest(root=SPEC.root, keys=keys.raw + fresh_keys(2).raw))
+        assert (found.blocks, found.remote_blocks) == (30, 30)
+        assert own_blocks(second, keys) == 0
+        replies = list(stub.Get(pb.ControlGetRequest(root=SPEC.root, keys=keys.raw, first_block=10)))
+        assert replies[0].blocks == 30
+        assert [one.data for one in replies[1:]] == [content(key).tobytes() for key in keys[10:]]
+        assert own_blocks(second, keys) == 30
+        started = stub.Prefetch(pb.PrefetchRequest(root=SPEC.root, keys=other.raw))
+        assert (started.started, started.present, started.absent) == (30, 0, 0)
+        wait_for(lambda: own_blocks(second, other) == 30, "the prefetch")
+    asked = third.run("match", "--namespace", SPEC.root.hex(), "--keys", ",".join(key.hex() for key in keys), "--json")
+    assert asked.returncode == 0, asked.stderr
+    assert {name: json.loads(asked.stdout)[name] for name in ("blocks", "remote_blocks", "miss")} == {
+        "blocks": 30, "remote_blocks": 30, "miss": ""
+    }  # fmt: skip
 
 
 # --- other cells ------------------------------------------------------------------------------------------------
