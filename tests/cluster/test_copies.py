@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvstore.cli.control import control
+from kvstore.core.errors import NotServed
 from kvstore.core.keys import Keys
 from kvstore.transport.batch import GetCall
 from kvstore.transport.plan import make_plan
@@ -116,6 +118,35 @@ def test_what_was_replicated_survives_the_node_that_took_it_and_is_on_two_nodes_
                 assert get(namespace, keys) == CHAIN
         for keys in chains:
             wait_for(lambda: holders(others, keys) == 2, "both nodes that are left to hold it")  # noqa: B023
+
+
+def test_under_load_nothing_that_was_acknowledged_is_lost_with_the_node_that_took_it(tmp_path: Path) -> None:
+    with cell(tmp_path, **R2) as nodes:
+        acknowledged: list[Keys] = []
+        over = threading.Event()
+
+        def writer(tcp: bool) -> None:
+            while not over.is_set():
+                keys = fresh_keys(6)
+                with contextlib.suppress(NotServed):
+                    done = put(nodes[0], keys, "replicated", timeout=5.0, tcp=tcp)
+                    if done.stored == 6:
+                        acknowledged.append(keys)
+
+        threads = [threading.Thread(target=writer, args=(nth % 2 == 1,)) for nth in range(6)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(acknowledged) >= 30, "some puts")
+        nodes[0].kill()
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert [keys for keys in acknowledged if holders(nodes[1:], keys) == 0] == []
+        await_state(nodes[1], nodes[0], "suspect")
+        for keys in acknowledged:
+            with opened(nodes[1]) as namespace:
+                wait_for(lambda: namespace.match(keys) == 6, "the copy to be known")  # noqa: B023
+                assert get(namespace, keys) == 6
 
 
 def test_every_copy_that_a_dead_node_held_is_made_again(tmp_path: Path) -> None:
