@@ -59,7 +59,7 @@ def wait_for(condition: Callable[[], bool], container: Container) -> None:
 
 def healthy(container: Container, image: str) -> bool:
     """What the image's own health check says."""
-    kind, *command = inspect(image)["Config"]["Healthcheck"]["Test"]
+    kind, *command = inspect(image)["Healthcheck"]["Test"]
     assert kind == "CMD"
     return container.exec(*command).returncode == 0
 
@@ -121,7 +121,7 @@ def test_a_full_node_stays_within_the_limit_that_the_chart_gives_it(
         "import sys; from kvstore import Client, NamespaceSpec\n"
         "client = Client(sys.argv[1])\n"
         "ns = client.namespace(NamespaceSpec(model='full', block_tokens=16, block_bytes=1 << 20))\n"
-        "print(sum(ns.put(ns.keys([at] * 16), [bytes(1 << 20)]).stored for at in range(300)))\n"
+        "print(sum(ns.put(ns.keys([at] * 16), [bytes(1 << 20)], timeout=60).stored for at in range(300)))\n"
     )
     with Container(image, "node", "--capacity", "64MiB", "--socket-mode", "0666", options=options) as container:
         wait_for(lambda: healthy(container, image), container)
