@@ -12,7 +12,7 @@ from kvstore.cluster.membership import State
 from kvstore.cluster.room import Room
 
 _FRESH = 0.1  # seconds that a view of the cell is used again
-_FIRST, _LONGEST = 0.1, 5.0  # seconds that a node is left alone
+_FIRST, LONGEST = 0.1, 5.0  # seconds that a node is left alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Backoffs:
         self._lock = threading.Lock()
         self._until: dict[bytes, tuple[float, float]] = {}  # node id: until when, and for how long that was
 
-    def failed(self, node_id: bytes, most: float = _LONGEST) -> None:
+    def failed(self, node_id: bytes, most: float = LONGEST) -> None:
         """``most``: seconds that it is left alone at most."""
         with self._lock:
             now = self._clock()

@@ -11,10 +11,10 @@ from kvstore.cluster.copier import Copier
 from kvstore.cluster.copy_targets import branch, held_by, preferred
 from kvstore.cluster.member import Member
 from kvstore.cluster.membership import State
-from kvstore.cluster.neighbours import Backoffs, Neighbour, View, own_room
+from kvstore.cluster.neighbours import LONGEST, Backoffs, Neighbour, View, own_room
 from kvstore.cluster.prefix_index import Holders
 from kvstore.cluster.stock import Chain, Stock
-from kvstore.core.errors import KVStoreError
+from kvstore.core.errors import Busy, KVStoreError, NotServed
 from kvstore.core.keys import KeyArray
 
 PATIENCE = 1.0  # seconds that one target may take for a copy, and what its bytes take at this rate:
@@ -64,16 +64,17 @@ class Spread:
         """Copies until ``others`` nodes hold all of a chain, in which ``have`` is counted and noted; how many leading
         blocks so many hold when no more could be done by ``until`` (time.monotonic). Nodes that are gone, or have
         started anew, count no more; ``sure``: nor those that are suspect."""
+        refused: set[bytes] = set()  # this chain, whatever else they take
         begun = b""  # the node that has taken some of it already goes on
         while (reached := held_by(self._counted(have, sure), others)) < chain.blocks:
             now = self._clock()
             if now >= until or not alive() or self.stopping.is_set():
                 break
-            order = self._order(chain, have, admits)
+            order = [node for node in self._order(chain, have, admits) if node.boot not in refused]
             ready = [node for node in order if not self._backoffs.left(node.member.node_id)]
             if ready:
                 node = next((one for one in ready if one.boot == begun), ready[0])
-                begun = node.boot if self._ask(chain, node, have, until, owed) else b""
+                begun = node.boot if self._ask(chain, node, have, refused, until, owed) else b""
                 if not begun and self._gone(chain):
                     break
                 continue
@@ -98,7 +99,9 @@ class Spread:
         missing = {room.node: (chain.blocks - prefix.get(room.node, 0)) * chain.block_bytes for room in order}
         return [known[room.node] for room in order if admits(known[room.node], missing[room.node])]
 
-    def _ask(self, chain: Chain, node: Neighbour, have: dict[bytes, int], until: float, owed: bool) -> bool:
+    def _ask(
+        self, chain: Chain, node: Neighbour, have: dict[bytes, int], refused: set[bytes], until: float, owed: bool
+    ) -> bool:
         """Whether a node has more of the chain than was known."""
         target, began = node.member, self._clock()
         patience = PATIENCE + chain.blocks * chain.block_bytes / SLOWEST
@@ -107,7 +110,11 @@ class Spread:
             reply = self._copier.copy(target, chain.canonical, chain.root, chain.keys, owed, deadline)
         except KVStoreError as error:
             _log.info("no copy was taken by %s: %s", target.control_address, error)
-            self._failed(target, type(error).__name__)
+            self._count(f"failed_{_NAMES.get(type(error).__name__, 'error')}", 1)
+            if isinstance(error, NotServed):  # busy ones are well, and have others to serve first
+                self._backoffs.failed(target.node_id, _BUSY if isinstance(error, Busy) else LONGEST)
+            else:
+                refused.add(node.boot)
             return False
         finally:
             self._count("seconds", self._clock() - began)
@@ -117,17 +124,12 @@ class Spread:
         if now == chain.blocks:
             self._count("made" if reply.bytes else "confirmed", 1)
         if now < chain.blocks and now <= before:
-            self._failed(target, "Short")
+            if not self._gone(chain):
+                self._count("failed_short", 1)
+                self._backoffs.failed(target.node_id)
             return False
         self._backoffs.worked(target.node_id)
         return True
-
-    def _failed(self, target: Member, why: str) -> None:
-        if why == "Busy":  # it is well, and has others to serve first
-            self._backoffs.failed(target.node_id, _BUSY)
-        else:
-            self._backoffs.failed(target.node_id)
-        self._count(f"failed_{_NAMES.get(why, 'error')}", 1)
 
     def _gone(self, chain: Chain) -> bool:
         """It is not here any more, so nobody can be given it."""
@@ -136,6 +138,6 @@ class Spread:
 
 
 _NAMES = {
-    "DeadlineExceeded": "timeout", "Unavailable": "unavailable", "Busy": "busy", "Short": "short",
+    "DeadlineExceeded": "timeout", "Unavailable": "unavailable", "Busy": "busy",
     "Unsupported": "refused", "NoSpace": "no_space",
 }  # fmt: skip

@@ -16,7 +16,7 @@ from kvstore.cluster.membership import State
 from kvstore.cluster.prefix_index import PrefixIndex
 from kvstore.cluster.stock import Chain
 from kvstore.cluster.taken import Taken
-from kvstore.core.errors import DeadlineExceeded, NoSpace, Unavailable
+from kvstore.core.errors import DeadlineExceeded, NoSpace, Unavailable, Unsupported
 from kvstore.core.keys import KeyArray
 
 ROOT, HANDLE, BLOCK = b"r" * 16, 1, 1000
@@ -140,3 +140,7 @@ def hung(deadline: float) -> None:
 
 def full(deadline: float) -> None:
     raise NoSpace("no room")
+
+
+def refusing(deadline: float) -> None:
+    raise Unsupported("not this one")

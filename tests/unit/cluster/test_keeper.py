@@ -15,7 +15,7 @@ from kvstore.cluster.keeper import Keeper
 from kvstore.cluster.membership import State
 from kvstore.cluster.stock import Chain
 from tests.integration.nodes import wait_for
-from tests.unit.cluster.copy_fakes import HANDLE, FakeCell, dead, full, hung
+from tests.unit.cluster.copy_fakes import HANDLE, FakeCell, dead, full, hung, refusing
 
 
 @contextmanager
@@ -64,6 +64,17 @@ def test_another_node_is_asked_when_one_takes_no_copy(trouble) -> None:  # type:
         counts = keeper.counts.all()
     assert counts["made"] == 1
     assert counts.get("failed_unavailable" if trouble is dead else "failed_no_space", 0) == len(cell.asked) - 1
+
+
+def test_a_node_that_refuses_one_chain_takes_others_at_once() -> None:
+    cell = FakeCell(1)
+    cell.nodes[0].does = refusing
+    with kept(cell) as keeper:
+        began = time.monotonic()
+        assert replicated(keeper, cell.put(1), 60.0) == 0
+        cell.nodes[0].does = lambda deadline: None
+        assert replicated(keeper, cell.put(2), 60.0) == 10
+        assert time.monotonic() - began < 30.0
 
 
 def test_a_node_that_hangs_costs_its_patience_and_not_the_whole_deadline() -> None:
