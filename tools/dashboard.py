@@ -67,7 +67,7 @@ def _source() -> dict[str, Any]:
 def _choice(label: str, series: str) -> dict[str, Any]:
     query = f"label_values({series}, {label})"
     return {
-        "name": label, "label": label, "type": "query", "datasource": SOURCE, "definition": query,
+        "name": label, "label": label, "type": "query", "datasource": SOURCE,
         "query": {"query": query, "refId": label}, "refresh": 2, "includeAll": True, "multi": True, "allValue": ".*",
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]}, "sort": 1, "hide": 0,
     }  # fmt: skip
