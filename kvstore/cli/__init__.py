@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 NAMES = (
     "node", "demo", "stat", "match", "evict", "prefetch", "pin", "unpin", "namespace", "size", "purge", "fsck",
-    "cluster", "dev-cluster", "bench",
+    "cluster", "dev-cluster", "doctor", "bench",
 )  # fmt: skip
 # extras by command; others: cli
 _NEEDS = {
@@ -16,6 +16,7 @@ _NEEDS = {
     "demo": ("decoder", "node"),
     "bench": ("node",),
     "fsck": ("node",),
+    "doctor": ("node",),
 }
 
 

@@ -48,11 +48,22 @@ def control_address(target: str, timeout: float) -> str:
         if not rest:
             raise InvalidArgument(f"target {target!r} names no host; write grpc://HOST:PORT", field="target")
         return rest
+    address, reply = greeting(target, timeout)
+    if not reply.control_address:
+        raise Unavailable(
+            f"the node at {address} runs, but with control_address = off, and this command needs its control plane",
+            key="control_address",
+        )
+    return reply.control_address
+
+
+def greeting(target: str, timeout: float) -> tuple[Address, data_pb2.HelloReply]:
+    """Where a node of the target answers on its data path, and what it says of itself there. Raises Unavailable."""
     deadline = time.monotonic() + timeout
     failures: list[KVStoreError] = []
     for address in parse_target(target).resolved(deadline):
         try:
-            return _ask(address, deadline)
+            return address, _ask(address, deadline)
         except KVStoreError as error:
             failures.append(error)
     if len(failures) == 1:
@@ -60,7 +71,7 @@ def control_address(target: str, timeout: float) -> str:
     raise Unavailable("no node answers: " + "; ".join(map(str, failures)))
 
 
-def _ask(address: Address, deadline: float) -> str:
+def _ask(address: Address, deadline: float) -> data_pb2.HelloReply:
     request = data_pb2.HelloRequest(version=VERSION, min_version=MIN_VERSION, client="kvstore command line")
     wire = Wire.connect(address, deadline)
     try:
@@ -68,12 +79,7 @@ def _ask(address: Address, deadline: float) -> str:
         wire.one_way(Op.BYE, b"")
     finally:
         wire.close()
-    if not reply.control_address:
-        raise Unavailable(
-            f"the node at {address} runs, but with control_address = off, and this command needs its control plane",
-            key="control_address",
-        )
-    return reply.control_address
+    return reply
 
 
 class _Deadlines:

@@ -174,8 +174,9 @@ def _cell(seen: Observed) -> Iterator[Finding]:
         yield Finding("warning", text, "start the node there, or take its address out of discovery")
     for state in ("suspect", "gone"):
         if count := seen.now.total("kvstore_cell_nodes", state=state):
+            nodes = "1 node of the cell is" if count == 1 else f"{count:g} nodes of the cell are"
             yield Finding(
-                "warning", f"{count:g} node{'s' if count > 1 else ''} of the cell {'are' if count > 1 else 'is'} {state}",
+                "warning", f"{nodes} {state}",
                 "see `kvstore cluster status`; start them again, or leave them gone",
             )  # fmt: skip
     lag = max(seen.now.by("kvstore_cell_event_lag_seconds", "node").values(), default=0.0)
