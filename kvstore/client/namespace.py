@@ -234,8 +234,8 @@ class Namespace:
 
     def rotate(self, *, timeout: float | None = None) -> int:
         """Voids all that the namespace holds on the node and all others of its cell, as after new weights: from when
-        this returns nothing old is found, and puts begun before are lost. The log names nodes that were not reached: they
-        void it when they hear of it. The new generation. Raises NotServed whatever ``on_failure`` says."""
+        this returns nothing old is found, and puts begun before are lost. The log names nodes that were not reached:
+        they void it when they hear of it. The new generation. Raises NotServed whatever ``on_failure`` says."""
         return keeping.rotate(self, timeout)
 
     # --- inside ------------------------------------------------------------------------------------------

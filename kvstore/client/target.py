@@ -1,12 +1,16 @@
-"""Targets: where the node is. ``auto``, ``unix://PATH``, ``kv://HOST[:PORT][,HOST[:PORT]]`` or ``dns://NAME[:PORT]``."""
+"""Targets: where the node is. ``auto``, ``unix://PATH``, ``kv://HOST[:PORT][,HOST[:PORT]]``, ``dns://NAME[:PORT]`` or
+``etcd://HOST:PORT[,HOST:PORT]/CELL`` (``etcds://`` with TLS)."""
 
 from __future__ import annotations
 
 import os
+import random
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstore.client.locality import is_local
 from kvstore.core.errors import InvalidArgument
 from kvstore.transport.wire import Address, resolve
 
@@ -15,23 +19,39 @@ DATA_PORT = 7000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``addresses`` are tried in order; with ``name`` they are what it resolves to at each connect."""
+    """``addresses`` are tried in order, those of this machine first; with ``name`` or ``etcd`` (its endpoints) they are
+    what that says at each connect, in any order."""
 
     text: str
     addresses: tuple[Address, ...]
     name: str = ""
     port: int = DATA_PORT
+    etcd: tuple[str, ...] = ()
+    tls: bool = False
+    cell: str = ""
 
     @property
     def routed(self) -> bool:
         """Whether the client is not bound to a node on its own machine."""
-        return bool(self.name) or any(not address.local for address in self.addresses)
+        return bool(self.name or self.etcd) or any(not address.local for address in self.addresses)
 
     def resolved(self, deadline: float) -> list[Address]:
         """Addresses to try. Raises Unavailable or DeadlineExceeded when a name cannot be resolved."""
-        if not self.name:
-            return list(self.addresses)
-        return [Address(host=str(found[0]), port=self.port) for found in _hosts(self.name, self.port, deadline)]
+        if self.etcd:
+            from kvstore.client.etcd_target import data_addresses  # it needs grpc
+
+            found = [address_of(text) for text in data_addresses(self.etcd, self.tls, self.cell, deadline)]
+        elif self.name:
+            found = [Address(host=str(host[0]), port=self.port) for host in _hosts(self.name, self.port, deadline)]
+        else:
+            return near_first(self.addresses)
+        random.shuffle(found)  # else all clients had the same home node
+        return near_first(found)
+
+
+def near_first(addresses: Iterable[Address]) -> list[Address]:
+    """Those of this machine come first."""
+    return sorted(addresses, key=lambda address: not (address.local or is_local(address.host)))
 
 
 def _hosts(name: str, port: int, deadline: float) -> list[tuple[str, ...]]:
@@ -72,6 +92,13 @@ def parse_target(text: str) -> Target:
     if scheme == "dns":
         name, port = _endpoint(rest)
         return Target(text, (), name, port)
+    if scheme in ("etcd", "etcds"):
+        endpoints, _, cell = rest.partition("/")
+        if not cell or "/" in cell:
+            raise _bad(text, "it names no cell, as in etcd://10.0.0.9:2379/CELL")
+        for endpoint in endpoints.split(","):
+            _endpoint(endpoint)
+        return Target(text, (), etcd=tuple(endpoints.split(",")), tls=scheme == "etcds", cell=cell)
     raise _bad(text, f"the scheme {scheme!r} is unknown")
 
 
@@ -95,6 +122,7 @@ def _endpoint(text: str) -> tuple[str, int]:
 
 def _bad(text: str, why: str) -> InvalidArgument:
     return InvalidArgument(
-        f"target {text!r}: {why}; use 'auto', 'unix:///run/kvstore/node.sock', 'kv://host:7000' or 'dns://name:7000'",
+        f"target {text!r}: {why}; use 'auto', 'unix:///run/kvstore/node.sock', 'kv://host:7000', 'dns://name:7000' or "
+        "'etcd://host:2379/cell'",
         field="target",
     )

@@ -19,6 +19,7 @@ from kvstore import Client
 from kvstore.client.namespace import Namespace
 from kvstore.core.keys import Keys, chain_keys
 from tests.cluster.cells import cell, peer
+from tests.cluster.etcd.servers import etcd
 from tests.cluster.fetching import (
     CHAIN,
     LONG,
@@ -34,7 +35,7 @@ from tests.cluster.fetching import (
     put,
 )
 from tests.integration import nodes as processes
-from tests.integration.nodes import NodeProcess, wait_for
+from tests.integration.nodes import NodeProcess, node, wait_for
 
 BYTES = CHAIN * SIZE
 
@@ -329,6 +330,32 @@ def test_a_home_node_that_knows_no_routes_serves_its_clients_as_before(
                 more = fresh_keys(8)
                 assert namespace.put(more, [content(key) for key in more]).stored == 8
                 assert get(namespace, more) == 8
+
+
+def test_a_client_finds_a_cell_by_etcd(tmp_path: Path) -> None:
+    """Without knowing a node; and another one when the one that it had is gone."""
+    with etcd() as servers:
+        discovery = f"etcd://{servers.addresses[0]}/blue"
+        with (
+            node(tmp_path / "a", discovery=discovery) as first,
+            node(tmp_path / "b", discovery=discovery) as second,
+        ):
+            await_live(first, second)
+            await_live(second, first)
+            keys = fresh_keys(20)
+            held_by(first, keys, second)
+            held_by(second, keys, first)
+            with Client(discovery, timeout=LONG) as client:
+                namespace = client.namespace(SPEC)
+                assert get(namespace, keys) == 20
+                first.kill()
+                wait_for(lambda: get(namespace, keys, timeout=5.0) == 20, "the other node to be used")
+                second.kill()
+                first.start()
+                wait_for(lambda: get(namespace, keys, timeout=5.0) == 20, "the other node to be used")
+            with Client(discovery.replace("blue", "green"), timeout=5.0) as client:
+                assert client.namespace(SPEC).match(keys) == 0
+                assert client.last_miss == "unavailable"
 
 
 def test_a_forked_child_cannot_disturb_its_parents_reads(three: list[NodeProcess]) -> None:

@@ -21,18 +21,22 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _GOODBYE = 1.0  # seconds that a stop gives etcd to take note
 
 
+def cell_prefix(name: str) -> bytes:
+    """Below which the nodes of a cell announce themselves. Raises InvalidArgument."""
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"cluster name {name!r} must be 1 to 64 letters, digits, dots, dashes and underscores", field="cluster"
+        )
+    return f"/kvstore/{name}/nodes/".encode()
+
+
 class EtcdDiscovery(Discovery):
     """``cluster`` names the cell: nodes with other names in the same etcd are not seen."""
 
     def __init__(self, settings: EtcdSettings, cluster: str = "default", ttl: int = 10) -> None:
         """Raises InvalidArgument for a name that cannot be part of a key."""
-        if not _NAME.fullmatch(cluster):
-            raise InvalidArgument(
-                f"cluster name {cluster!r} must be 1 to 64 letters, digits, dots, dashes and underscores",
-                field="cluster",
-            )
+        self._prefix = cell_prefix(cluster)
         self._settings = settings
-        self._prefix = f"/kvstore/{cluster}/nodes/".encode()
         self._ttl = ttl
         self._following = Trouble(_log, "following the nodes in etcd")
         self._members: dict[bytes, Member] = {}

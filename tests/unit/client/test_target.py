@@ -34,6 +34,22 @@ def test_a_dns_name_is_resolved_at_each_connect() -> None:
     assert "127.0.0.1" in {address.host for address in target.resolved(time.monotonic() + 30)}
 
 
+def test_an_etcd_target_names_servers_and_a_cell() -> None:
+    target = parse_target("etcd://10.0.0.9:2379,10.0.0.8:2379/blue")
+    assert (target.etcd, target.cell, target.tls, target.routed) == (
+        ("10.0.0.9:2379", "10.0.0.8:2379"), "blue", False, True
+    )  # fmt: skip
+    assert parse_target("etcds://etcd:2379/blue").tls
+
+
+def test_the_nodes_of_this_machine_come_first() -> None:
+    target = parse_target("kv://203.0.113.1:7000,127.0.0.1:7001,203.0.113.2:7000,localhost:7002")
+    found = [str(address) for address in target.resolved(time.monotonic() + 1)]
+    assert found == [
+        "kv://127.0.0.1:7001", "kv://localhost:7002", "kv://203.0.113.1:7000", "kv://203.0.113.2:7000"
+    ]  # fmt: skip
+
+
 def test_auto_is_the_users_socket_and_then_the_data_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert list(parse_target("auto").addresses) == [
@@ -46,7 +62,22 @@ def test_auto_is_the_users_socket_and_then_the_data_port(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "text",
-    ["", "host:7000", "unix://", "http://host", "kv://", "kv://host:99999", "kv://host:x", "kv://a,,b", "dns://:1"],
+    [
+        "etcd://host:2379",
+        "etcd://host:2379/",
+        "etcd:///cell",
+        "etcd://a,,b/cell",
+        "etcd://a/b/c",
+        "",
+        "host:7000",
+        "unix://",
+        "http://host",
+        "kv://",
+        "kv://host:99999",
+        "kv://host:x",
+        "kv://a,,b",
+        "dns://:1",
+    ],
 )
 def test_a_bad_target_is_shown_with_good_ones(text: str) -> None:
     with pytest.raises(InvalidArgument, match="use 'auto'"):
