@@ -129,7 +129,8 @@ class Run:
         self._log.add(Event(what, time.monotonic(), node, **more))
 
     def kill(self, one: NetNode, loses: str = "") -> None:
-        """SIGKILL; ``loses`` "memory" as when its machine crashes, "disk" as when it is replaced by an empty one."""
+        """SIGKILL right after an acknowledgement; ``loses`` "memory": its machine crashes, "disk": it is replaced."""
+        self._put_there(one)
         self.event({"": "kill", "memory": "reboot", "disk": "wipe"}[loses], one.number)
         one.kill(signal.SIGKILL)
         self._forget(one)
@@ -161,6 +162,15 @@ class Run:
         """A node goes for good, with its disk; the clients beside it go first."""
         self.dismiss(f"beside{one.number}")
         self.kill(one, "disk")
+
+    def _put_there(self, one: NetNode) -> None:
+        """New blocks, if the dice find any, acknowledged as replicated."""
+        caller, ack = self._caller(one), "replicated" if self.options.replicas > 1 else "visible"
+        tenant, chain = self.dice.choice(TENANTS), self.dice.randrange(self.world.chains)
+        for number in range(chain, chain + 3):
+            with self._puts.inside():
+                version, chain = self._puts.versions().get(tenant, 0), number % self.world.chains
+                caller.put(tenant, chain, self.world.chain(chain).length, ack=ack, version=version)
 
     def restart(self, one: NetNode) -> None:
         one.start()

@@ -9,6 +9,7 @@ import argparse
 import collections
 import random
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -24,7 +25,7 @@ from tests.history.run import Options, running
 def options_of(seed: int) -> Options:
     """What a cell is like, by the seed."""
     dice = random.Random(f"{seed}/options")
-    return Options(seed, etcd=dice.choice((0, 1)), nvme=True, network_clients=dice.choice((1, 2)))
+    return Options(seed, etcd=dice.choice((0, 1)), nvme=True, chains=100, network_clients=dice.choice((1, 2)))
 
 
 def one(seed: int, faults: int, keep: Path | None) -> tuple[str, bool]:
@@ -69,10 +70,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--faults", type=int, default=6, help="a seed")
+    parser.add_argument("--faults", type=int, default=4, help="a seed")
     parser.add_argument("--keep", type=Path, help="where logs of seeds with violations are copied to")
     parser.add_argument("--out", type=Path, help="write the output here too")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and leave nothing behind
     out = open(options.out, "w") if options.out else None  # noqa: SIM115 - as long as the process
     clean = 0
     say(f"{options.seeds} seeds, {options.faults} faults each, on three nodes that keep two copies", out)
