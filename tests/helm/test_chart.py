@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvstore.node.config import settings
 from tests.helm.golden import looked_at
 from tests.helm.rendering import CHART, HELMS, HERE, ROOT, VALUES, Manifest, find, manifests, node, run, template
 from tests.helm.rules import amount
-from tools import chart_files
+from tools import chart_schema
 
 KUBERNETES = ("1.29", "1.33", "1.37")
 # Kinds of the Prometheus operator, of which kubernetes-validate has no schemas: what they must have.
@@ -106,10 +107,21 @@ def test_every_entry_of_the_schema_says_what_it_is_for_and_takes_nothing_unknown
         assert entry.get("type") != "object" or "properties" not in entry or entry["additionalProperties"] is False
 
 
-def test_the_chart_has_what_follows_from_other_files() -> None:
-    stale = [path.name for path, content in chart_files.wanted().items() if path.read_text() != content]
-    assert stale == [], "run make chart-files"
-    assert set(chart_files.DECIDED) < {setting.key for setting in settings()}
+def test_the_schema_knows_the_settings_of_the_node() -> None:
+    assert chart_schema.SCHEMA.read_text() == chart_schema.wanted(), "run make chart-schema"
+    assert set(chart_schema.DECIDED) < {setting.key for setting in settings()}
+
+
+@pytest.mark.parametrize("major", HELMS)
+def test_a_packaged_chart_has_the_shipped_dashboard_and_alerts(major: int, tmp_path: Path) -> None:
+    """They are links in the source tree."""
+    done = run(major, "package", str(CHART), "--destination", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(next(tmp_path.glob("*.tgz"))) as archive:
+        for name, source in (("dashboard.json", "grafana/kvstore.json"), ("alerts.yaml", "prometheus/alerts.yaml")):
+            packed = archive.extractfile(f"kvstore/files/{name}")
+            assert packed is not None
+            assert packed.read() == (ROOT / "deploy" / source).read_bytes()
 
 
 POOL = "mode=statefulset,network.allowInsecure=true,cell.discovery=dns"

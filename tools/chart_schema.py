@@ -1,14 +1,11 @@
-"""Writes the parts of the Helm chart that follow from other files: `make chart-files`.
+"""Writes what of the Helm chart's schema follows from the code: `make chart-schema`.
 
-Helm reads nothing outside a chart, so dashboard and alerts are copied into it; the schema's `config` has one entry for
-each setting of a node that no other value of the chart decides.
+Its `config` has one entry for each setting of a node that no other value of the chart decides.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from kvstore.node.kinds import COUNT, COUNT_OR_AUTO, NUMBER, RATIO
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "kvstore"
-COPIES = {"dashboard.json": "deploy/grafana/kvstore.json", "alerts.yaml": "deploy/prometheus/alerts.yaml"}
+SCHEMA = CHART / "values.schema.json"
 # Settings that other values of the chart decide, and how.
 DECIDED = {
     "data_address": "network", "control_address": "network", "http_address": "network",
@@ -55,25 +52,12 @@ def config_schema() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def wanted() -> dict[Path, str]:
-    """Content of each file that this program keeps."""
-    schema = json.loads((CHART / "values.schema.json").read_text())
+def wanted() -> str:
+    """Content of the schema."""
+    schema = json.loads(SCHEMA.read_text())
     schema["properties"]["config"] = config_schema()
-    files = {CHART / "values.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
-    return files | {CHART / "files" / name: (ROOT / source).read_text() for name, source in COPIES.items()}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="say what differs instead of writing it")
-    check = parser.parse_args().check
-    stale = [path for path, text in wanted().items() if not path.exists() or path.read_text() != text]
-    for path in stale:
-        print(f"{path.relative_to(ROOT)} {'differs; run make chart-files' if check else 'written'}")
-        if not check:
-            path.write_text(wanted()[path])
-    return 1 if check and stale else 0
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    SCHEMA.write_text(wanted())
