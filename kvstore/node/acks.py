@@ -72,15 +72,21 @@ class Acks:
             want="visible",
         )
 
-    def reserved(self, blocks: Blocks, outcomes: bytes, ack: int, deadline: float | None, alive: Alive) -> bytes:
-        """The outcomes of a reservation: blocks that were here before must have their copies too."""
-        if self._copies is None or ack != AckLevel.REPLICATED:
+    def held(self, session: Session, reservation: int) -> Blocks | None:
+        """The blocks of a reservation that is not committed yet, for ``stored``; None: they need no copies, or there is
+        no such reservation."""
+        return held(session, reservation) if self._copies is not None else None
+
+    def reserved(self, blocks: Blocks, outcomes: bytes, deadline: float | None, alive: Alive) -> bytes:
+        """The outcomes of a reservation for a put that is to be replicated: blocks that were here before must have
+        their copies too."""
+        if self._copies is None:
             return outcomes
         return self._waited(self._copies, blocks, outcomes, (PRESENT,), deadline, alive)
 
-    def stored(self, blocks: Blocks | None, outcomes: bytes, ack: int, deadline: float | None, alive: Alive) -> bytes:
-        """The outcomes of blocks that were just committed, or found to be here; None: there were none."""
-        if self._copies is None or blocks is None:
+    def stored(self, blocks: Blocks, outcomes: bytes, ack: int, deadline: float | None, alive: Alive) -> bytes:
+        """The outcomes of blocks that were just committed, or found to be here."""
+        if self._copies is None:
             return outcomes
         if ack == AckLevel.REPLICATED:
             return self._waited(self._copies, blocks, outcomes, (STORED, PRESENT), deadline, alive)

@@ -12,13 +12,12 @@ from google.protobuf.message import Message
 
 from kvstore.core.errors import (
     InvalidArgument,
-    KVStoreError,
     ProtocolError,
     SessionLost,
     Unsupported,
 )
 from kvstore.core.namespace import root_of
-from kvstore.node.acks import Acks, held, sliced
+from kvstore.node.acks import Acks, sliced
 from kvstore.node.cell import Cell, CellReads
 from kvstore.node.checks import (
     checked_first,
@@ -253,7 +252,9 @@ class Handlers:
             request.whole,
         )
         found = self._store.acquire(*ask)
-        if self.cell is not None:
+        if request.HasField("generation"):
+            found = self._network.of_generation(session, request, found)
+        if self.cell is not None and not request.here:
             found = self.cell.further(session, request, keys, layout, deadline, found, ask)
         if self._fabrics is not None and session.transport == "nixl":
             self._fabrics.ready(found.offsets.tolist(), layout)
@@ -305,9 +306,10 @@ class Handlers:
         self._network.took(reserved.outcomes, layout)
         if not session.shared_memory:
             self._network.opened(session, reserved, chain, layout)
-        blocks, outcomes = sliced(request.namespace, chain), reserved.outcomes
-        with lane.working():
-            outcomes = self.acks.reserved(blocks, outcomes, request.ack, deadline, session.living)
+        outcomes = reserved.outcomes
+        if request.ack == types.ACK_LEVEL_REPLICATED:
+            with lane.working():
+                outcomes = self.acks.reserved(sliced(request.namespace, chain), outcomes, deadline, session.living)
         reply = pb.ReserveReply(reservation=reserved.id, outcomes=outcomes)
         if session.shared_memory:
             reply.offsets.extend(reserved.offsets.tolist())
@@ -325,13 +327,14 @@ class Handlers:
         if len(request.checksums) % 8:
             raise InvalidArgument(f"checksums take 8 bytes each, {len(request.checksums)} are no whole number of them")
         sums = np.frombuffer(request.checksums, dtype="<u8")
-        blocks = held(session.stored, request.reservation)
+        blocks = self.acks.held(session.stored, request.reservation)
         if session.shared_memory:
             outcomes = self._store.commit(session.stored, request.reservation, sums, ack, deadline)
         else:
             outcomes = self._network.commit(session, request.reservation, sums, ack, deadline)
-        with lane.working():
-            outcomes = self.acks.stored(blocks, outcomes, request.ack, deadline, session.living)
+        if blocks is not None:
+            with lane.working():
+                outcomes = self.acks.stored(blocks, outcomes, request.ack, deadline, session.living)
         reply = pb.CommitReply(stored=outcomes.count(types.PUT_OUTCOME_STORED), outcomes=outcomes)
         return Reply(reply.SerializeToString(), damaged=outcomes.count(types.PUT_OUTCOME_CHECKSUM))
 
