@@ -60,7 +60,7 @@ class StatusPage:
         self._facts = facts
         self._state = state
         self._cluster = cluster
-        self._history = History(lambda: sample(collect(), time.time()))
+        self._history = History(lambda: sample(collect(), time.time()), Sample(time.time()))
         self._recent: Recent = listen()
         self._hot: tuple[float, list[Hot]] = (float("-inf"), [])
         self._html = files(__package__).joinpath("status.html").read_bytes()
@@ -80,7 +80,7 @@ class StatusPage:
 
     def value(self) -> dict[str, Any]:
         """Everything that the page shows."""
-        kept = self._history.samples() or [self._history.take()]
+        kept = self._history.samples()
         now, stat, cluster = kept[-1], self._store.stat(), self._cluster()
         before = next((one for one in kept if now.at - one.at <= 60 * _MINUTES), kept[0])
         return {

@@ -61,13 +61,16 @@ def grown_by(before: Sample, after: Sample, name: str, label: str) -> dict[str, 
 
 
 class History:
-    """Samples of the last minutes. ``collect`` takes one. Safe to use from several threads."""
+    """Samples of the last minutes, ``first`` before them all: of a node that starts now it is an empty one. ``collect``
+    takes one. Safe to use from several threads."""
 
-    def __init__(self, collect: Callable[[], Sample], every: float = EVERY, window: float = WINDOW) -> None:
+    def __init__(
+        self, collect: Callable[[], Sample], first: Sample, every: float = EVERY, window: float = WINDOW
+    ) -> None:
         self._collect = collect
         self._every = every
         self._lock = threading.Lock()
-        self._kept: deque[Sample] = deque(maxlen=int(window / every) + 1)
+        self._kept: deque[Sample] = deque([first], maxlen=int(window / every) + 1)
         self._over = threading.Event()
 
     def start(self) -> None:

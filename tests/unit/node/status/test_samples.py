@@ -40,7 +40,8 @@ def test_what_grew_is_told_and_a_counter_that_began_anew_counts_whole() -> None:
 
 def test_a_history_forgets_what_is_older_than_its_window() -> None:
     numbers = iter(range(100))
-    history = History(lambda: Sample(float(next(numbers))), every=5.0, window=50.0)
+    history = History(lambda: Sample(float(next(numbers))), Sample(-1.0), every=5.0, window=50.0)
+    assert [one.at for one in history.samples()] == [-1.0]
     for _ in range(30):
         history.take()
     assert [one.at for one in history.samples()] == [float(n) for n in range(19, 30)]
