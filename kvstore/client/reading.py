@@ -23,6 +23,7 @@ from kvstore.transport.base import Transport
 from kvstore.transport.batch import DEADLINE, Elsewhere, GetCall, GetResult, Targets
 from kvstore.transport.cancel import cancelled, current
 from kvstore.transport.outcome import miss_name
+from kvstore.transport.tcp import TcpTransport
 from kvstore.v1 import data_pb2 as pb
 
 if TYPE_CHECKING:
@@ -194,7 +195,10 @@ class _Reading:
 
     def _ask(self, transport: Transport, handle: int, first: int, count: int, until: float) -> GetResult:
         at = (first - self._call.first) * self._width
-        call = replace(self._call, handle=handle, first=first)
+        keys = self._call.keys
+        if not isinstance(transport, TcpTransport):  # which has a bound on the blocks of one request beside the keys
+            keys = keys[: (first + count) * KEY_BYTES]
+        call = replace(self._call, handle=handle, first=first, keys=keys)
         return transport._get(call, self._into[at : at + count * self._width], until)
 
     def _damaged(self, name: bytes, block: int, until: float) -> None:

@@ -12,6 +12,7 @@ from kvstore.client.recent import Recent
 from kvstore.client.target import address_of
 from kvstore.core.errors import InvalidArgument
 from kvstore.transport.base import Transport
+from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.wire import Address
 
 _KEPT = 256  # a cell has at most as many nodes
@@ -29,8 +30,9 @@ class Router:
         self.recent = Recent()
 
     def serves(self, home: Transport) -> bool:
-        """Whether this client goes to the nodes that have its blocks itself; else its home node does that for it."""
-        return not home.address.local and home.hello.routes
+        """Whether this client goes itself to the nodes that have its blocks. Else its home node does that for it: on the
+        same machine, alone, of an older version, or when it does not answer with the bytes themselves."""
+        return isinstance(home, TcpTransport) and not home.address.local and home.hello.routes
 
     def link(self, address: str) -> Link | None:
         """The link to the node at "host:port"; None: nobody could be reached there."""

@@ -239,18 +239,9 @@ class Handlers:
             self._store.release(session.stored, request.release)
         deadline = deadline_of(request.deadline_ms)
         ask = (
-            session.stored,
-            request.namespace,
-            keys,
-            request.first_block,
-            layout.parts,
-            request.request_id,
-            request.max_blocks,
-            request.range_offset,
-            request.range_length,
-            deadline,
-            request.whole,
-        )
+            session.stored, request.namespace, keys, request.first_block, layout.parts, request.request_id,
+            request.max_blocks, request.range_offset, request.range_length, deadline, request.whole,
+        )  # fmt: skip
         found = self._store.acquire(*ask)
         if request.HasField("generation"):
             found = self._network.of_generation(session, request, found)

@@ -74,7 +74,7 @@ class NetworkOps:
         found = self._store.acquire(*ask)
         if not session.peer and self.cell is not None and not request.here:
             found = self.cell.further(session, request, keys, layout, deadline, found, ask)
-        found = self._of_generation(session, request, found)
+        found = self.of_generation(session, request, found)
         try:
             reply = self._get_reply(found, generation)
             if request.here and self.router is not None:
@@ -87,7 +87,7 @@ class NetworkOps:
             self.reads(request.namespace, keys, request.first_block, found.blocks)
         return Reply(message, payload, sent=lambda: self._release(session, found), tier=source_of(found))
 
-    def _of_generation(self, session: NodeSession, request: pb.GetRequest, found: Acquired) -> Acquired:
+    def of_generation(self, session: NodeSession, request: pb.GetRequest, found: Acquired) -> Acquired:
         """Nothing, when the reader wants blocks of another generation: looked at after they were acquired, so that a
         rotation in between is seen. Raises Unsupported for another node that cannot say which."""
         asks = request.HasField("generation")

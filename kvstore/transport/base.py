@@ -327,9 +327,7 @@ class Transport(ABC):
         holes = result.holes
         while result.more:
             done = (result.blocks - call.first) * len(call.plan.pieces)
-            further = replace(
-                call, first=result.blocks, release=result.lease, generation=call.generation or result.generation
-            )
+            further = replace(call, first=result.blocks, release=result.lease)
             try:
                 result = self._get(further, into[done:], deadline)
             except DeadlineExceeded:
