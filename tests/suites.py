@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
-SUITES = ("lint", "unit", "contract", "integration", "cluster", "metrics", "faults", "torture", "packaging", "helm")
+SUITES = ("lint", "unit", "contract", "integration", "cluster", "metrics", "faults", "torture", "packaging", "helm", "browser")
 BY_MAKE = {"vllm": "test-vllm-core", "image": "test-image"}  # run only when named: these need more than .venv
 APART = ("gpu",)  # needs hardware that CI does not have
 BIN = Path(sys.executable).parent
