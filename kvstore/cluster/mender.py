@@ -25,6 +25,7 @@ EVERY = 30.0  # seconds between looks
 _STEP = 0.25
 _SHARE = 10  # a look that takes long is made the more seldom: this much rest for its time
 _BEHIND = 5.0  # seconds that what is known of a live node may be old
+_ANYWAY = 60.0  # seconds after which it is looked all the same: a copy too many costs an answer
 _MOST = 65_536  # chains found by one look; the next one finds the rest
 _PIECE = 256  # chains looked at before others get a turn
 _PATIENCE = 10.0  # seconds for a piece of a chain; more when it is large
@@ -77,7 +78,8 @@ class Mender:
         if self._changed() or self._missed.is_set():
             self._missed.clear()
             self._due = min(self._due, self._clock() + SETTLED)
-        if self._clock() >= self._due and self._complete():
+        late = self._clock() - self._due
+        if late >= 0 and (self._complete() or late > _ANYWAY):
             self._look()
 
     def _changed(self) -> bool:
