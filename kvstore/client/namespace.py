@@ -177,9 +177,9 @@ class Namespace:
 
         ``blocks``: one buffer a block (or a (block, part)), or one for all of them. ``importance``: 0 to 65535 a
         block, attention mass. ``appended_tokens``: how many tokens this request adds after its known prefix so far.
-        ``ack``: when it returns: blocks can be read (visible), are on NVMe (durable), or on as many nodes as are to hold
-        them (replicated); what is not so in time is there, but counts as failed. Blocks that are written a range at a
-        time go through :meth:`writer`.
+        ``ack``: when it returns: blocks can be read (visible), are on NVMe (durable), or on as many nodes as are to
+        hold them (replicated); what is not so in time is there, but counts as failed. Blocks that are written a range
+        at a time go through :meth:`writer`.
         """
         chain, plan, deadline = self._chain(keys, first), self.plan(parts, range), self.client.deadline(timeout)
         if not plan.whole:
