@@ -148,31 +148,44 @@ def promised(ops: Iterable[Op]) -> dict[tuple[str, int], list[Promise]]:
 def kept(promise: Promise, at: float, events: Iterable[Event], replicas: int, asked: int = -1) -> bool:
     """Whether a promise still binds: whoever loses things did not lose all that the acknowledgement spoke of, and
     the node asked can reach one that has it."""
-    full = copies = replicas if promise.ack == "replicated" else 1
+    copies = replicas if promise.ack == "replicated" else 1
     holder = _Holder(promise)
-    down, apart = set[int](), set[int]()
+    lost, away = set[int](), _Away(asked)
     for event in events:
         if event.at > at:
             break
-        if event.what in ("kill", "pause", "reboot", "wipe", "isolate"):
-            down.add(event.node)
-        elif event.what in ("start", "resume"):
-            down.discard(event.node)
-        elif event.what == "cut" and asked in (event.node, event.other):
-            apart |= {event.node, event.other} - {asked}
-        elif event.what == "heal":
-            down, apart = set(), set()
+        away.take(event)
         if event.at < promise.since:
             continue
         if event.what in LOSES[promise.ack] and holder.may_be(event.node):
-            copies -= 1
-        elif event.what == "whole" and copies > 0:
-            copies = full
+            lost.add(event.node)
+            if len(lost) >= copies:
+                return False
+        elif event.what == "whole":
+            lost.clear()
         elif event.what == "drained":
             holder.moved(event)
         elif event.what == "rotated" and event.tenant == promise.tenant:
             return False
-    return copies - sum(map(holder.may_be, down | apart)) > 0
+    return copies > sum(node in lost or holder.may_be(node) for node in lost | away.nodes)
+
+
+class _Away:
+    """Which nodes do not run, or cannot be reached from the one asked."""
+
+    def __init__(self, asked: int) -> None:
+        self._asked = asked
+        self.nodes: set[int] = set()
+
+    def take(self, event: Event) -> None:
+        if event.what in ("kill", "pause", "reboot", "wipe", "isolate"):
+            self.nodes.add(event.node)
+        elif event.what in ("start", "resume"):
+            self.nodes.discard(event.node)
+        elif event.what == "cut" and self._asked in (event.node, event.other):
+            self.nodes |= {event.node, event.other} - {self._asked}
+        elif event.what == "heal":
+            self.nodes.clear()
 
 
 class _Holder:

@@ -229,6 +229,26 @@ def test_what_a_fault_of_the_node_leaves_owed(story: Story, ack: str, fault: str
     assert story.rules() == (["lost"] if owed else [])
 
 
+@pytest.mark.parametrize("fault", ["kill", "reboot", "wipe"])
+def test_a_copy_is_owed_while_the_other_node_is_away(story: Story, fault: str) -> None:
+    story.put("replicated")
+    story.event(fault, 1)
+    story.get(found=2, node=2)
+    assert story.rules() == ["lost"]
+
+
+def test_a_node_that_loses_all_twice_has_lost_one_copy(story: Story) -> None:
+    story.put("replicated")
+    for _ in range(2):
+        story.event("wipe", 1)
+        story.event("start", 1)
+    story.get(found=2)
+    assert story.rules() == ["lost"]
+    story.event("isolate", 2)
+    story.get(found=2)
+    assert story.rules() == ["lost"]
+
+
 def test_while_its_node_is_away_only_a_copy_is_owed(story: Story) -> None:
     story.put("visible")
     story.put("replicated", blocks=2)
