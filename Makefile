@@ -77,3 +77,4 @@ include mk/vllm.mk
 include mk/deploy.mk
 include mk/image.mk
 include mk/soak.mk
+include mk/rdma.mk

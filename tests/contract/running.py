@@ -34,6 +34,7 @@ class NodeProcess:
         }
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
+        self.patience = 60.0  # seconds that it may take to start
 
     def start(self) -> NodeProcess:
         """Starts it and waits until it serves. The TCP port stays the same over restarts."""
@@ -52,7 +53,7 @@ class NodeProcess:
         return self
 
     def _await_serving(self, begin: int) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + self.patience
         while time.monotonic() < end:
             with self.log.open("rb") as log:
                 log.seek(begin)

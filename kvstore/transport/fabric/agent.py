@@ -6,6 +6,7 @@ thread sleeps: at its default that thread takes a whole core, here it sleeps unt
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -33,6 +34,13 @@ def spans(addresses: Sequence[int], lengths: Sequence[int]) -> Spans:
     rows = np.zeros((len(addresses), 3), dtype=np.uint64)
     rows[:, 0], rows[:, 1] = addresses, lengths
     return rows
+
+
+class _Stopped:
+    """In place of an agent that is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("NIXL was stopped: the process ends")
 
 
 def always() -> bool:
@@ -70,6 +78,7 @@ class NixlAgent:
                 f"{devices or 'this host'} works"
             ) from error
         self._pid = os.getpid()
+        atexit.register(self.stop)
         self._lock = threading.Lock()
         self._peers: Counter[str] = Counter()
         self._abandoned: list[tuple[Read, Callable[[], None]]] = []  # and what is called at the end of each
@@ -143,6 +152,17 @@ class NixlAgent:
             self._abandoned = [pair for pair in self._abandoned if pair not in ended]
         for _, tell in ended:
             tell()
+
+    def stop(self) -> None:
+        """At the end of the process: its thread ends before the libraries that it runs in are torn down."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            for name in self._peers:
+                with contextlib.suppress(Exception):
+                    self._agent.invalidateRemoteMD(name)
+            self._peers.clear()
+            self._agent = _Stopped()
 
     def leak(self) -> None:
         """Makes sure that it is never destroyed: in a forked child that would wait for threads that are not there."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -30,7 +32,18 @@ def installed(kind: str) -> str:
 def load_nixl() -> Any:
     """NIXL's bindings. Raises Unsupported."""
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # what fails is raised; its log would go to the engine's stderr
+    _bind_system_libraries()
     return _load("nixl", "._bindings")
+
+
+def _bind_system_libraries() -> None:
+    """Loads the system's RDMA libraries, if there are any, before NIXL makes the symbols of its own copies global.
+
+    Bound to those, the system's libnl corrupts a list, and the process crashes at its exit.
+    """
+    for name in ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1"):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_LOCAL)
 
 
 def load_ucx() -> tuple[Any, Any]:
