@@ -1,11 +1,15 @@
 # A node. From the repository's root:
 #   docker build -f deploy/docker/node.Dockerfile -t kvstore:0.1.0 .
-# With the transports for RDMA and GPU memory (extras of pyproject.toml):
-#   docker build -f deploy/docker/node.Dockerfile --build-arg EXTRAS=node,ucx,nixl -t kvstore:0.1.0-rdma .
+# With the transports for RDMA and GPU memory:
+#   docker build -f deploy/docker/node.Dockerfile --build-arg EXTRAS=node,ucx --build-arg NIXL=nixl-cu12 \
+#     -t kvstore:0.1.0-rdma .
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
+# Extras of pyproject.toml.
 ARG EXTRAS=node
+# NIXL declares torch, which it imports only where a program has it already: so it is installed by itself.
+ARG NIXL=
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY kvstore kvstore
@@ -14,6 +18,7 @@ COPY connector connector
 # The environment gets no pip: nothing is installed into it later. Tests of libraries are half of their size.
 RUN python3 -m venv --without-pip /opt/kvstore \
     && python3 -m pip --python /opt/kvstore/bin/python install --no-cache-dir -c constraints.txt ".[${EXTRAS}]" \
+    && if [ -n "${NIXL}" ]; then python3 -m pip --python /opt/kvstore/bin/python install --no-cache-dir -c constraints.txt --no-deps "${NIXL}"; fi \
     && find /opt/kvstore -type d -name tests -prune -exec rm -rf {} +
 
 FROM ${BASE}

@@ -24,7 +24,7 @@ from tests.cluster.netlab import Net
 from tests.helm.rendering import ROOT, Manifest, Workload, find
 from tests.helm.rules import amount
 
-PATIENCE = 60.0  # seconds after which a test gives up; nothing is measured with it
+PATIENCE = 120.0  # seconds after which a test gives up; nothing is measured with it
 _PYTHON = sorted({Path(sys.prefix), Path(sys.base_prefix), ROOT})
 _CAPABILITIES = {"CHOWN": "chown", "FOWNER": "fowner", "IPC_LOCK": "ipc_lock"}
 
@@ -223,7 +223,9 @@ def _give(path: Path, group: int, mode: int) -> None:
 def _reachable() -> list[str]:
     """Python and this repository, for users who are not their owner."""
     folders = {parent for path in _PYTHON for parent in (path, *path.parents) if parent != Path("/")}
-    return [f"chmod a+rx root{shlex.quote(str(folder))}" for folder in sorted(folders)]
+    readable = [f"chmod a+rx root{shlex.quote(str(folder))}" for folder in sorted(folders)]
+    apart = [shlex.quote(str(path)) for path in _PYTHON if path.stat().st_dev != Path("/").stat().st_dev]
+    return [*readable, *(f"mkdir -p root{path}; mount --rbind {path} root{path}" for path in apart)]
 
 
 def _get(url: str, seconds: float) -> tuple[bool, str]:

@@ -120,7 +120,7 @@ def stat(pod: Pod) -> Any:
 FILL = """
 import sys
 from kvstore import Client, NamespaceSpec
-client = Client("unix:///run/kvstore/node.sock")
+client = Client("unix:///run/kvstore/node.sock", timeout=60)
 ns = client.namespace(NamespaceSpec(model="filled", block_tokens=16, block_bytes=65536))
 chains = [ns.keys([chain] * 16 * 16) for chain in range(8)]
 blocks = [bytes([at]) * 65536 for at in range(16)]

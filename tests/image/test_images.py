@@ -19,7 +19,6 @@ from tests.image.containers import BASE, ROOT, Container, build, inspect, make_b
 
 USER = "10001:10001"
 PATIENCE = 90.0
-EXTRAS = "node,ucx,nixl"  # as the Dockerfile says it
 ROUND_TRIP = CHART / "files" / "round_trip.py"
 
 
@@ -195,7 +194,9 @@ def test_an_engine_gets_its_connector_from_the_addon(image: str, addon: str, tmp
 
 
 def test_an_image_for_rdma_has_the_transports_and_runs(base: str, volumes: tuple[str, ...]) -> None:
-    accelerated = build("node.Dockerfile", f"kvstore:{__version__}-rdma", "--build-arg", f"EXTRAS={EXTRAS}")
+    accelerated = build(
+        "node.Dockerfile", f"kvstore:{__version__}-rdma", "--build-arg=EXTRAS=node,ucx", "--build-arg=NIXL=nixl-cu12"
+    )
     try:
         names = run(
             accelerated, "-c", "ls /opt/kvstore/lib/python3*/site-packages", options=("--entrypoint=sh",)

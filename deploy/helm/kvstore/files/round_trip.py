@@ -10,7 +10,7 @@ SIZE = 64 << 10
 
 
 def main() -> int:
-    client = Client(sys.argv[1])
+    client = Client(sys.argv[1], timeout=10)
     try:
         ns = client.namespace(NamespaceSpec(model="helm-test", block_tokens=16, block_bytes=SIZE))
         keys = ns.keys([secrets.randbelow(1 << 31) for _ in range(16)])
