@@ -61,7 +61,7 @@ class Client:
 
         def make(address: Address) -> Link:
             target = Target(f"kv://{address}", (address,))
-            return Link(target, transport, connections, counters, "other nodes are asked")
+            return Link(target, transport, connections, counters, spare=True)
 
         return make
 

@@ -28,6 +28,7 @@ from kvstore.transport.wire import Address
 
 T = TypeVar("T")
 FIRST_BACKOFF = 0.1
+SLOW_BACKOFF = 1.0  # of a node that does not answer, where others do: finding that out again makes readers wait
 LONGEST_BACKOFF = 5.0
 PROBE_SECONDS = 0.5  # within a back-off: how often a local socket is looked at, or a connection tried
 UNBOUNDED = 1 << 62
@@ -42,13 +43,13 @@ class Link:
         transport: TransportName,
         connections: int,
         counters: Counters,
-        consequence: str = "everything is a miss",
+        spare: bool = False,
     ) -> None:
-        """``consequence``: of its nodes being away, for the log."""
+        """``spare``: other nodes can serve what its own does not."""
         self.target = target
         self.counters = counters
         self.reporter = Reporter()
-        self._consequence = consequence
+        self._spare = spare
         self._kind = checked(transport)
         self._connections = connections
         self._pid = os.getpid()
@@ -213,7 +214,9 @@ class Link:
 
     def _failed(self, address: Address, error: KVStoreError) -> None:
         _, delay = self._failures.get(address, (0.0, 0.0))
-        delay = min(LONGEST_BACKOFF, delay * 2) if delay else FIRST_BACKOFF
+        slow = self._spare and isinstance(error, DeadlineExceeded)
+        delay = min(LONGEST_BACKOFF, delay * 2) if delay else SLOW_BACKOFF if slow else FIRST_BACKOFF
+        consequence = "other nodes are asked" if self._spare else "everything is a miss"
         self._failures[address] = (time.monotonic() + delay, delay)
         if isinstance(error, Unavailable):  # nobody listens: whoever listens later is news
             self._probes[address] = Probe(address, PROBE_SECONDS)
@@ -222,7 +225,7 @@ class Link:
         self.counters.add("failures")
         self.reporter.warn(
             f"down {address}",
-            f"no service from the node at {address}: {error}; {self._consequence}, next try in {delay:.1f} s",
+            f"no service from the node at {address}: {error}; {consequence}, next try in {delay:.1f} s",
         )
 
     def close(self) -> None:

@@ -30,8 +30,8 @@ class Router:
         self.recent = Recent()
 
     def serves(self, home: Transport) -> bool:
-        """Whether this client goes itself to the nodes that have its blocks. Else its home node does that for it: on the
-        same machine, alone, of an older version, or when it does not answer with the bytes themselves."""
+        """Whether this client goes itself to the nodes that have its blocks. Else its home node does that for it: one
+        on the same machine, alone, of an older version, or that does not answer with the bytes themselves."""
         return isinstance(home, TcpTransport) and not home.address.local and home.hello.routes
 
     def link(self, address: str) -> Link | None:
