@@ -24,6 +24,7 @@ from kvstore.node.kinds import (
     DURATION_OR_OFF,
     FLAG,
     MODE,
+    NUMA_NODES,
     NUMBER,
     PATH,
     PATH_OR_AUTO,
@@ -101,6 +102,12 @@ class NodeConfig:
         PATH_OR_AUTO,
         None,
         "Path of the memory file, instead of memory_dir. auto: kvstore-<node id>.mem in memory_dir.",
+    )
+    memory_numa: tuple[int, ...] | None = _setting(
+        NUMA_NODES,
+        None,
+        "NUMA nodes that the node's memory comes from, as long as they have room: `0`, or several in turn: `0,1`. "
+        "auto: those of the RDMA devices in use, where these are not all. off: wherever the kernel gives it.",
     )
     capacity: int | None = _setting(
         SIZE_OR_AUTO,

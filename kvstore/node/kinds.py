@@ -117,6 +117,20 @@ def some_of(*choices: str) -> Kind:
     return Kind("some of " + ", ".join(choices), parse, ",".join)
 
 
+def _nodes(value: object) -> tuple[int, ...]:
+    """NUMA nodes; none for "off"."""
+    if str(value).lower() == "off":
+        return ()
+    given = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    if not all(re.fullmatch(r"\s*\d{1,3}\s*", str(one)) for one in given):
+        raise ValueError(f"{value!r} is neither auto, off, nor numbers of NUMA nodes with commas")
+    return tuple(sorted({int(str(one)) for one in given}))
+
+
+def _shown_nodes(value: tuple[int, ...]) -> str:
+    return ",".join(map(str, value)) or "off"
+
+
 SIZE = Kind("size", parse_size, show_size)
 SIZE_OR_AUTO = Kind("size or auto", _or_auto(parse_size), _shown_or(AUTO, show_size))
 COUNT = Kind("number", _count)
@@ -138,4 +152,5 @@ RATIO = Kind("ratio", _ratio, lambda value: f"{value:g}")
 TEXT_OR_AUTO = Kind("text or auto", _or_auto(_text), _shown_or(AUTO, str))
 TEXT_OR_OFF = Kind("text or off", _or_off(_text), _shown_or("off", str))
 DISCOVERY = Kind("URL or off", parse_discovery, _shown_or("off", str))
+NUMA_NODES = Kind("numbers, auto or off", _or_auto(_nodes), _shown_or(AUTO, _shown_nodes))
 FLAG = Kind("true or false", _flag, lambda value: "true" if value else "false")

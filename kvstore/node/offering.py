@@ -14,7 +14,7 @@ def offer_of(config: NodeConfig, sysfs: Path = Path("/sys")) -> Offer:
     host = read_tree(sysfs)
     address = config.data_address
     local = address is None or address.loopback
-    devices = config.fabric_devices or fabric_devices(local, near(host, None))
+    devices = config.fabric_devices or fabric_devices(local, near(host))
     rdma = bool(host.rdma) and not local
     return Offer(
         ("tcp",) if config.transports == () else _with_tcp(config.transports), devices, rdma, config.peer_timeout

@@ -22,7 +22,8 @@ from kvstore.node.health import Readiness, health_page, probe_routes
 from kvstore.node.http_server import HttpServer, Page, json_page
 from kvstore.node.listen import port_error
 from kvstore.node.metrics import Collector, NodeMetrics, node_metrics, render, store_metrics
-from kvstore.node.offering import offer_of
+from kvstore.node.numa import bind_memory
+from kvstore.node.offering import numa_nodes, offer_of
 from kvstore.node.report import Facts, stat_reply
 from kvstore.node.sessions import Sessions
 from kvstore.node.status import StatusPage
@@ -86,6 +87,7 @@ class Node:
             raise
 
     def _open_store(self) -> None:
+        bind_memory(numa_nodes(self.config))  # before any of it is touched
         settings = self._store_config()
         fresh = not settings.memory_file.exists()
         self.store = BlockStore(settings)

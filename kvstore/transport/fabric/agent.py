@@ -74,8 +74,8 @@ class NixlAgent:
             self._agent.createBackend("UCX", _options(devices))
         except Exception as error:  # what NIXL raises has no common base
             raise Unavailable(
-                f"NIXL cannot start ({type(error).__name__}); UCX_LOG_LEVEL=info tells why no device of "
-                f"{devices or 'this host'} works"
+                f"NIXL cannot start ({type(error).__name__}); UCX_LOG_LEVEL=diag tells why no device of "
+                f"{os.environ.get('UCX_NET_DEVICES') or devices or 'this host'} works"
             ) from error
         self._pid = os.getpid()
         atexit.register(self.stop)
