@@ -5,7 +5,8 @@ VLLM_VERSION ?= 0.32.0
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_SUM := $(shell cat pyproject.toml mk/vllm.mk | cksum | cut -d' ' -f1)
 VLLM_READY := $(VLLM_VENV)/.installed-$(VLLM_VERSION)-$(VLLM_SUM)
-VLLM_PIP = $(VLLM_BIN)/python -m pip install -qq --disable-pip-version-check
+# Not compiled at once: most of what vLLM brings is never imported.
+VLLM_PIP = $(VLLM_BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 
 .PHONY: test-vllm test-vllm-core
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from . import models
-from .harness import ROOT, Engine, Node
+from .harness import ENVIRONMENT, ROOT, Engine, Node
+from .nursery import Nursery
 
 MODELS = ROOT / "build" / "vllm-models"
 Start = Callable[..., Engine]
@@ -46,8 +48,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 class Engines:
     """Starts engines; an earlier one is stopped first unless it is kept."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, nursery: Nursery) -> None:
+        self.folder, self.nursery = folder, nursery
         self.running: list[Engine] = []
         self.count = 0
         self._references: dict[str, Any] = {}
@@ -67,8 +69,11 @@ class Engines:
         self.count += 1
         given = {**llm, "model": str(llm["model"])}
         environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env}  # a process less, and a quicker start
-        engine = Engine(self.folder / f"engine{self.count}.log", given, transfer, environment, patch, wait)
+        nursery = None if "PYTHONHASHSEED" in env else self.nursery
+        engine = Engine(self.folder / f"engine{self.count}.log", given, transfer, environment, patch, False, nursery)
         self.running.append(engine)
+        if wait:
+            engine.ready()
         return engine
 
     def reference(self, llm: dict[str, Any], *calls: dict[str, Any], **env: str) -> list[list[Any]]:
@@ -91,9 +96,16 @@ class Engines:
         self.running.clear()
 
 
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    made = Nursery(tmp_path_factory.mktemp("nursery") / "log", {**os.environ, **ENVIRONMENT})
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    made = Engines(tmp_path_factory.mktemp("engines"))
+def engines(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Engines]:
+    made = Engines(tmp_path_factory.mktemp("engines"), nursery)
     yield made
     made.stop()
 

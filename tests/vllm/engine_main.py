@@ -12,6 +12,7 @@ import traceback
 from typing import Any
 
 from tests.vllm.harness import counter
+from tests.vllm.nursery import serve_forks
 from tests.vllm.patches import PATCHES
 
 
@@ -156,9 +157,9 @@ class Engine:
         return {"total": total, "self": resource.getrusage(resource.RUSAGE_SELF).ru_utime}
 
 
-def main() -> None:
-    out = os.fdopen(int(sys.argv[2]), "w", buffering=1)
-    engine = Engine(json.loads(sys.argv[1]))
+def serve(settings: str, descriptor: int) -> None:
+    out = os.fdopen(descriptor, "w", buffering=1)
+    engine = Engine(json.loads(settings))
     out.write(json.dumps({"ok": engine.started}) + "\n")
     for line in sys.stdin:
         command = json.loads(line)
@@ -171,6 +172,17 @@ def main() -> None:
             out.write(json.dumps({"error": traceback.format_exc()}) + "\n")
     engine.llm.llm_engine.engine_core.shutdown()
     out.write(json.dumps({"ok": "stopped"}) + "\n")
+
+
+def main() -> None:
+    first, descriptor = sys.argv[1], int(sys.argv[2])
+    if first != "nursery":
+        serve(first, descriptor)
+        return
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401  imported once, for all engines
+
+    serve_forks(descriptor, serve)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from .nursery import Forked, Nursery
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-START_S, CALL_S = 300.0, 240.0
+START_S, CALL_S = 600.0, 400.0
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "0",
@@ -33,6 +35,14 @@ class EngineDied(Exception):
     """The engine's process ended or did not answer; the message has the end of its log."""
 
 
+def execute(settings: str, log: int, answers: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "engine_main.py"), settings, str(answers)],
+        stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=(answers,),
+        env={**os.environ, **ENVIRONMENT, **env}, start_new_session=True, cwd=ROOT,
+    )  # fmt: skip
+
+
 class Engine:
     """A vLLM engine. ``call("generate", prompts=[...])`` and the other methods of engine_main.Engine."""
 
@@ -44,6 +54,7 @@ class Engine:
         env: dict[str, str],
         patch: str = "",
         wait: bool = True,
+        nursery: Nursery | None = None,
     ) -> None:
         """``patch``: one of tests.vllm.patches. Without ``wait`` it is only begun; the first answer is waited for
         by :meth:`ready`."""
@@ -51,17 +62,12 @@ class Engine:
         log.parent.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
         settings = json.dumps({"llm": llm, "transfer": transfer, "patch": patch})
+        self._process: Forked | subprocess.Popen[bytes]
         with log.open("ab") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "engine_main.py"), settings, str(write)],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                pass_fds=(write,),
-                env={**os.environ, **ENVIRONMENT, **env},
-                start_new_session=True,
-                cwd=ROOT,
-            )
+            if nursery is not None:
+                self._process = nursery.fork(settings, out.fileno(), write, env)
+            else:
+                self._process = execute(settings, out.fileno(), write, env)
         os.close(write)
         self._answers, self._buffer = read, b""
         self._ready = False
@@ -126,7 +132,7 @@ class Engine:
         kill_group(self._process)
 
 
-def kill_group(leader: subprocess.Popen[bytes], left: Iterable[Path] = ()) -> None:
+def kill_group(leader: Forked | subprocess.Popen[bytes], left: Iterable[Path] = ()) -> None:
     """SIGKILL to a session of processes, and away with the shared memory that vLLM's ranks talk through; ``left``:
     what is known of it already."""
     left = {*left, *shared_memory(leader.pid)}
@@ -182,7 +188,7 @@ class Node:
         self._wait_until_it_serves()
 
     def _wait_until_it_serves(self) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while True:
             try:
                 with socket.socket(socket.AF_UNIX) as probe:

@@ -33,7 +33,7 @@ def llama(model: Any) -> dict[str, Any]:
 def expected(engines: Engines, node: Node, llama: dict[str, Any]) -> list[Any]:
     """What an engine without connector answers; one with connector, started beside it, answers and saves the same."""
     plain = engines.start(llama, wait=False)
-    first = engines.start(llama, transfer(node), keep=True, wait=False, **LIKE_A_SERVER)
+    first = engines.start(llama, transfer(node), keep=True, wait=False)
     wanted = tokens(plain.call("generate", prompts=PROMPTS))
     outputs = first.call("generate", prompts=PROMPTS)
     assert tokens(outputs) == wanted
