@@ -1,25 +1,40 @@
-"""What a node's settings mean for the fabric transports."""
+"""What a node's settings mean for the fabric transports, and for where its memory comes from."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.node.config import NodeConfig
 from kvstore.node.fabric import Offer
-from kvstore.transport.fabric.affinity import fabric_devices, near, read_tree
+from kvstore.node.numa import memory_nodes
+from kvstore.transport.fabric.affinity import Host, Nic, fabric_devices, near, read_tree
+
+_SYSFS = Path("/sys")
 
 
-def offer_of(config: NodeConfig, sysfs: Path = Path("/sys")) -> Offer:
+def offer_of(config: NodeConfig, sysfs: Path = _SYSFS) -> Offer:
     """Which transports, over which devices."""
+    nics = _used(config, read_tree(sysfs))
+    devices = config.fabric_devices or fabric_devices(_local(config), nics)
+    transports = config.transports if "tcp" in config.transports else (*config.transports, "tcp")
+    return Offer(transports, devices, bool(nics), config.peer_timeout)
+
+
+def numa_nodes(config: NodeConfig, sysfs: Path = _SYSFS) -> tuple[int, ...]:
+    """Where the node's memory is to come from."""
     host = read_tree(sysfs)
-    address = config.data_address
-    local = address is None or address.loopback
-    devices = config.fabric_devices or fabric_devices(local, near(host))
-    rdma = bool(host.rdma) and not local
-    return Offer(
-        ("tcp",) if config.transports == () else _with_tcp(config.transports), devices, rdma, config.peer_timeout
-    )
+    return memory_nodes(config.memory_numa, host, _used(config, host))
 
 
-def _with_tcp(transports: tuple[str, ...]) -> tuple[str, ...]:
-    return transports if "tcp" in transports else (*transports, "tcp")
+def _local(config: NodeConfig) -> bool:
+    """Whether only this host reaches the node."""
+    return config.data_address is None or config.data_address.loopback
+
+
+def _used(config: NodeConfig, host: Host) -> Sequence[Nic]:
+    """The RDMA devices in use: those that were named, else all; none where nobody else reaches the node."""
+    if _local(config):
+        return ()
+    named = {device.partition(":")[0] for device in (config.fabric_devices or "").split(",")} - {""}
+    return [nic for nic in near(host) if not named or nic.name in named]
