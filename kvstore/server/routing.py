@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from kvstore.cluster.cell import Cell
+from kvstore.cluster.membership import State
 from kvstore.cluster.neighbours import neighbours
 from kvstore.cluster.placement import Run, Tail, place
 from kvstore.cluster.prefix_index import Holders
@@ -50,10 +51,9 @@ class CellRoutes:
         first, tail = tail_of(found, wanted.here, known)
         mine = [room.node for room in known.values() if wanted.host and room.host == wanted.host and room.takes]
         here = mine[0] if len(mine) == 1 else None  # of several on one machine none is nearer
-        runs = place(
-            first, len(keys), wanted.block_bytes, lambda block: keys[block].tobytes(), known, tail, here
-        )  # fmt: skip
-        return self._goes(whole(runs))
+        return self._goes(
+            place(first, len(keys), wanted.block_bytes, lambda block: keys[block].tobytes(), known, tail, here)
+        )
 
     def _goes(self, runs: list[Run]) -> list[Goes]:
         found: list[Goes] = []
@@ -69,20 +69,18 @@ class CellRoutes:
         now = time.monotonic()
         if now - at >= _FRESH:
             taken = self._cell.taken.by_node()
-            others = {
-                number: one.room for number, one in neighbours(self._cell.peers(), self._cell.taken.by_node()).items()
-            }
-            everyone = {**others, OWN: self._own()}
-            known = {number: replace(room, taken_bytes=taken.get(number, 0)) for number, room in everyone.items()}
+            others = neighbours(self._cell.peers(), taken).items()
+            known = {number: one.room for number, one in others if one.state is not State.SUSPECT}
+            known[OWN] = self._own(taken.get(OWN, 0))
             self._rooms = now, known
         if together:
             return {number: replace(room, taken_bytes=0, free_bytes=0) for number, room in known.items()}
         return known
 
-    def _own(self) -> Room:
+    def _own(self, taken: int) -> Room:
         member = self._cell.member
         capacity, free = self._store.journal.room()
-        return Room(OWN, member.node_id, capacity, free, 0, member.host, member.zone, not member.draining)
+        return Room(OWN, member.node_id, capacity, free, taken, member.host, member.zone, not member.draining)
 
 
 def tail_of(found: Holders, here: int, known: dict[int, Room]) -> tuple[int, Tail | None]:
@@ -92,9 +90,3 @@ def tail_of(found: Holders, here: int, known: dict[int, Room]) -> tuple[int, Tai
     if not most:
         return 0, None
     return most, Tail({number: prefix for number, prefix in blocks.items() if prefix == most})
-
-
-def whole(runs: list[Run]) -> list[Run]:
-    """A chain is whole on each node that has a block of it: what would go on elsewhere stays with its beginning, since
-    another node would need a copy of all that comes before."""
-    return [Run(runs[0].node, runs[0].first, runs[-1].end)] if runs else []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvstore.cluster.placement import Run, Tail
+from kvstore.cluster.placement import Tail
 from kvstore.cluster.prefix_index import Holders
 from kvstore.cluster.room import Room
-from kvstore.server.routing import OWN, tail_of, whole
+from kvstore.server.routing import OWN, tail_of
 
 ROOMS = {node: Room(node, b"%016d" % node, 1 << 30) for node in (OWN, 0, 1)}
 
@@ -19,9 +19,3 @@ def test_the_holders_of_most_are_where_a_chain_goes_on() -> None:
 
 def test_what_cannot_be_read_now_does_not_count() -> None:
     assert tail_of(Holders(prefix={5: 9, 1: 3}), 0, ROOMS) == (3, Tail({1: 3}))
-
-
-def test_a_chain_is_not_cut_between_nodes() -> None:
-    assert whole([]) == []
-    assert whole([Run(2, 4, 9)]) == [Run(2, 4, 9)]
-    assert whole([Run(2, 4, 9), Run(3, 9, 20), Run(1, 20, 30)]) == [Run(2, 4, 30)]
