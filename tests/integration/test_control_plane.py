@@ -265,7 +265,7 @@ def test_match_by_tokens_and_by_keys(filled: bytes, running: NodeProcess, tmp_pa
     file.write_text(json.dumps(list(range(18))))
     done = cli("match", "--target", where, "--tokens-file", str(file), "--json")
     assert json.loads(done.stdout) == {
-        "root": filled.hex(), "blocks": 3, "asked": 4, "tokens": 12, "miss": "absent"
+        "root": filled.hex(), "blocks": 3, "asked": 4, "tokens": 12, "miss": "absent", "remote_blocks": 0
     }  # fmt: skip
     keys = keys_of(2, spec=SPEC)
     done = cli("match", "--target", where, "--keys", f"{keys[:16].hex()},{keys[16:].hex()}", "--namespace", "grpc")
