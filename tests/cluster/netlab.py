@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import heapq
 import os
 import random
@@ -62,7 +63,8 @@ class Net:
         self._sent = 0
         self._ended = False
         for name in self.names:
-            self._spaces[name], self._taps[name] = _run_apart(lambda name=name: _make_host(self.address[name], mtu))
+            make = functools.partial(_make_host, self.address[name], mtu)
+            self._spaces[name], self._taps[name] = _run_apart(make)
         self._switch = threading.Thread(target=self._run, name="netlab", daemon=True)
         self._switch.start()
 

@@ -124,3 +124,9 @@ def test_all_of_etcd_restarted(cells: Cells) -> None:
 def test_a_client_killed_in_the_middle_of_its_calls(cells: Cells) -> None:
     with cells.one() as cell:
         faults.client_killed(cell)
+
+
+def test_new_weights_while_a_node_is_cut_off(cells: Cells) -> None:
+    with cells.one() as cell:
+        faults.rotate(cell)
+        faults.rotate_while_apart(cell)

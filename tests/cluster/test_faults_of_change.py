@@ -8,10 +8,11 @@ from pathlib import Path
 
 from kvstore.transport.frame import VERSION
 from tests.history import faults
+from tests.history.looking import protocol
 from tests.history.measures import hit_rate, share
 from tests.history.nodes import ROOT
 from tests.history.releases import one_lower
-from tests.history.run import Options, Run, protocol, running
+from tests.history.run import Options, Run, running
 
 WARM_UP = 2.0  # seconds of load
 

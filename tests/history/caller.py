@@ -98,12 +98,12 @@ class Caller:
 
     def prefetch(self, tenant: str, chain: int, blocks: int, timeout: float = 2.0) -> Op:
         op = self._op(PREFETCH, tenant, chain, blocks, timeout)
-        return self._call(op, lambda keys: self._spaces[tenant].prefetch(keys, timeout=timeout) and None)
+        return self._call(op, lambda keys: self._spaces[tenant].prefetch(keys, timeout=timeout))
 
     def evict(self, tenant: str, chain: int, first: int, timeout: float = 2.0) -> Op:
         """The end of a chain from block ``first`` on."""
         op = self._op(EVICT, tenant, chain, self.world.chain(chain).length, timeout, first=first)
-        return self._call(op, lambda keys: self._spaces[tenant].evict(keys[first:], timeout=timeout) and None)
+        return self._call(op, lambda keys: self._spaces[tenant].evict(keys[first:], timeout=timeout))
 
     def rotate(self, tenant: str) -> None:
         """New weights. Not written down: the harness tells when it was done everywhere."""
@@ -121,7 +121,7 @@ class Caller:
         )  # fmt: skip
 
     def _call(
-        self, op: Op, action: Callable[[Keys], None], seen: Callable[[], list[tuple[int, str]]] | None = None
+        self, op: Op, action: Callable[[Keys], object], seen: Callable[[], list[tuple[int, str]]] | None = None
     ) -> Op:
         keys = self.keys(op.tenant, op.chain)[: op.blocks]
         late, op.start = self._watch.late, time.monotonic()

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from tests.history.nodes import NetNode
 from tests.history.run import GONE, SUSPECT, Run
+from tests.history.world import TENANTS
 
 Fault: TypeAlias = "Callable[[Run], None]"
 
@@ -144,13 +145,26 @@ def client_killed(run: Run) -> None:
 
 def rotate(run: Run) -> None:
     """New weights: nothing old is read from when it was told."""
-    run.rotate(run.dice.choice(("blue", "green")))
+    run.rotate(run.dice.choice(TENANTS), _any(run))
     run.breathe(1.0)
+
+
+def rotate_while_apart(run: Run) -> None:
+    """New weights while a node is cut off: it has nothing old any more once it has heard of them."""
+    tenant, (one, other) = run.dice.choice(TENANTS), run.dice.sample(run.nodes, 2)
+    run.isolate(one)
+    run.breathe(run.dice.choice((0.2, SUSPECT + 0.5)))
+    run.rotate(tenant, other)
+    run.breathe(0.5)
+    run.heal()
+    run.await_rotated(tenant)
+    run.breathe(1.0)
+    _after(run)
 
 
 FAULTS: tuple[Fault, ...] = (
     kill, reboot, wipe, kill_for_a_moment, pause, pause_for_a_moment, isolate, cut, cut_one_way, slow_wires,
-    lossy_wires, etcd_killed, client_killed, rotate,
+    lossy_wires, etcd_killed, client_killed, rotate, rotate_while_apart,
 )  # fmt: skip
 
 

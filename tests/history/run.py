@@ -15,21 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvstore.cli.cluster import as_dict
-from kvstore.cli.control import control
 from kvstore.transport.batch import GetCall
 from kvstore.transport.plan import make_plan
-from kvstore.transport.tcp import TcpTransport
-from kvstore.transport.wire import Address
-from kvstore.v1 import control_pb2 as pb
 from tests.cluster.netlab import Net, net
 from tests.history.caller import Caller
 from tests.history.checker import Promise, Violation, check, owed_copies, promised
 from tests.history.gate import Gate
+from tests.history.looking import cluster_status, generation, peer_session, runs
 from tests.history.nodes import ROOT, NetEtcd, NetNode
 from tests.history.record import Event, History, Holding, Reader, Writer
 from tests.history.world import TENANTS, World, spec
-from tests.integration.nodes import PATIENCE
+from tests.integration.nodes import PATIENCE, wait_for
 
 SUSPECT, GONE = 2.0, 1.0  # seconds
 CAPACITY = "160MiB"  # room for all that there is, on each node
@@ -204,12 +200,18 @@ class Run:
         self._cuts.clear()
         self.event("heal")
 
-    def rotate(self, tenant: str) -> None:
-        """New weights: all that the namespace holds is void, on all nodes. Reads go on meanwhile."""
+    def rotate(self, tenant: str, by: NetNode) -> None:
+        """New weights: all that the namespace holds is void, on each node in reach. Reads go on meanwhile."""
         with self._puts.emptied():
-            self._caller(self.dice.choice(self._awake())).rotate(tenant)
-            self.event("rotated", tenant=tenant, count=1)
+            self._caller(by).rotate(tenant)
+            if not self._cuts:
+                self.event("rotated", tenant=tenant, count=1)
             self._puts.turn(tenant)
+
+    def await_rotated(self, tenant: str) -> None:
+        """Until nodes that were away have heard of it."""
+        wait_for(lambda: len({generation(one, tenant) for one in self._awake()}) == 1, "all to have rotated")
+        self.event("rotated", tenant=tenant, count=1)
 
     def breathe(self, seconds: float) -> None:
         """Lets the load go on. A client that ended by itself is a failure."""
@@ -225,7 +227,7 @@ class Run:
     # --- looking at it -------------------------------------------------------------------------------------
 
     def _awake(self) -> list[NetNode]:
-        return [one for one in self.nodes if one.process is not None and _runs(one.process)]
+        return [one for one in self.nodes if runs(one)]
 
     def _linked(self, a: NetNode, b: NetNode) -> bool:
         return frozenset((a.number, b.number)) not in self._cuts
@@ -248,11 +250,11 @@ class Run:
                 if other is asked:
                     continue
                 known = peers.get(other.node_id) if other in awake else _at(peers.values(), other)
-                alive = known is not None and known["state"] in _ALIVE
+                state = known["state"] if known else "unknown"
                 wanted = other in awake and self._linked(asked, other)
-                if alive != wanted:
-                    found.append(f"node {asked.number} says of {other.number}: {known and known['state']}")
-                elif wanted and known["blocks"] != blocks[other.number]:
+                if (state in _ALIVE) != wanted:
+                    found.append(f"node {asked.number} says of {other.number}: {state}")
+                elif known and wanted and known["blocks"] != blocks[other.number]:
                     text = f"node {asked.number} knows {known['blocks']} of {blocks[other.number]} blocks"
                     found.append(f"{text} of node {other.number}")
         return found
@@ -307,7 +309,7 @@ class Run:
         """Of the chains of these promises, at each node that runs."""
         found, at = [], time.monotonic()
         for one in self._awake():
-            with contextlib.closing(_peer(one)) as transport:
+            with contextlib.closing(peer_session(one)) as transport:
                 until = time.monotonic() + PATIENCE
                 for tenant in TENANTS:
                     described = spec(tenant)
@@ -356,32 +358,9 @@ def running(options: Options, spare: int = 0) -> Iterator[Run]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def protocol(one: NetNode) -> int:
-    """The version that a node speaks with us."""
-    with contextlib.closing(_peer(one)) as transport:
-        return transport.hello.version
-
-
-def cluster_status(one: NetNode) -> Any:
-    with control(f"grpc://{one.control}", PATIENCE) as stub:
-        return as_dict(stub.ClusterStatus(pb.ClusterStatusRequest()))
-
-
-def _runs(process: subprocess.Popen[bytes]) -> bool:
-    """Neither ended nor stopped."""
-    if process.poll() is not None:
-        return False
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
-
-
 def _at(peers: Any, other: NetNode) -> Any:
     """What is said of a node that is away, which may have no id any more."""
     return next((one for one in peers if one["data_address"] == other.address and one["state"] in _ALIVE), None)
-
-
-def _peer(one: NetNode) -> TcpTransport:
-    host, _, port = one.data.rpartition(":")
-    return TcpTransport(Address(host=host, port=int(port)), time.monotonic() + PATIENCE, node_id=b"another node of it")
 
 
 def _longest(promises: dict[tuple[str, int], list[Promise]]) -> dict[tuple[str, int], int]:

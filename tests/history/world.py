@@ -62,15 +62,15 @@ class World:
         own = tuple((number, index) for index in range(chain.fork, chain.length))
         return self.blocks(chain.parent)[: chain.fork] + own if chain.fork else own
 
-    def tokens(self, number: int) -> np.ndarray:  # type: ignore[type-arg]
+    def tokens(self, number: int) -> np.ndarray:
         """Of a whole chain."""
         return np.concatenate([self._tokens(block) for block in self.blocks(number)])
 
-    def _tokens(self, block: Block) -> np.ndarray:  # type: ignore[type-arg]
+    def _tokens(self, block: Block) -> np.ndarray:
         dice = np.random.Generator(np.random.Philox(key=[self.seed << 32 | block[0], block[1]]))
         return dice.integers(0, 50_000, BLOCK_TOKENS).astype(np.uint32)
 
-    def content(self, tenant: str, block: Block, version: Version) -> np.ndarray:  # type: ignore[type-arg]
+    def content(self, tenant: str, block: Block, version: Version) -> np.ndarray:
         """The bytes of a block."""
         where = 1 + TENANTS.index(tenant) << 40 | version << 20 | block[1]
         dice = np.random.Generator(np.random.Philox(key=[self.seed << 32 | block[0], where]))
