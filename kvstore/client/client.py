@@ -31,7 +31,8 @@ class Client:
     ``target``: ``unix://PATH``, ``kv://HOST[:PORT]`` (several with commas, tried in order) or ``dns://NAME[:PORT]``;
     None and ``auto`` mean what the environment variable KVSTORE_TARGET says, as for the commands, and without it this
     user's node on this host. ``timeout``: seconds a call may take unless it says otherwise; past it
-    the call is a miss. ``transport``: ``auto`` takes shared memory when the node is on this host's unix socket.
+    the call is a miss. ``transport``: ``auto`` takes shared memory when the node is on this host's unix socket, over a
+    network nixl or ucx where both sides have that and RDMA, else TCP.
     ``on_failure="raise"``: a node that is away, busy or late raises instead of being a miss. ``connections``: at
     most so many to the node at a time.
     """
