@@ -2,7 +2,7 @@
 #   docker build -f deploy/docker/node.Dockerfile -t kvstore:0.1.0 .
 # With the transports for RDMA and GPU memory:
 #   docker build -f deploy/docker/node.Dockerfile --build-arg EXTRAS=node,ucx --build-arg NIXL=nixl-cu12 \
-#     -t kvstore:0.1.0-rdma .
+#     --build-arg PACKAGES="libibverbs1 ibverbs-providers" -t kvstore:0.1.0-rdma .
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
@@ -22,6 +22,10 @@ RUN python3 -m venv --without-pip /opt/kvstore \
     && find /opt/kvstore -type d -name tests -prune -exec rm -rf {} +
 
 FROM ${BASE}
+# Of the system: user-space drivers of RDMA devices.
+ARG PACKAGES=
+RUN if [ -n "${PACKAGES}" ]; then \
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends ${PACKAGES} && rm -rf /var/lib/apt/lists/*; fi
 COPY --from=build /opt/kvstore /opt/kvstore
 COPY deploy/docker/node.toml /etc/kvstore/node.toml
 RUN install -d -o 10001 -g 10001 -m 0750 /run/kvstore /var/lib/kvstore

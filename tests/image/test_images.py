@@ -193,17 +193,31 @@ def test_an_engine_gets_its_connector_from_the_addon(image: str, addon: str, tmp
     assert shown == f"{volume}/site/kvstore/__init__.py ['register']\n"
 
 
+BY_NIXL = """
+import os
+from kvstore import Client, NamespaceSpec
+client = Client("kv://127.0.0.1:7000", transport="nixl", timeout=20)
+ns = client.namespace(NamespaceSpec(model="fabric", block_tokens=16, block_bytes=1 << 20))
+keys, block, back = ns.keys(list(range(16))), os.urandom(1 << 20), bytearray(1 << 20)
+ns.evict(keys)
+assert ns.put(keys, [block]).stored == 1
+assert ns.get(keys, into=[back]) == 1
+assert back == block
+client.close()
+"""
+
+
 def test_an_image_for_rdma_has_the_transports_and_runs(base: str, volumes: tuple[str, ...]) -> None:
-    accelerated = build(
-        "node.Dockerfile", f"kvstore:{__version__}-rdma", "--build-arg=EXTRAS=node,ucx", "--build-arg=NIXL=nixl-cu12"
-    )
+    values = ("EXTRAS=node,ucx", "NIXL=nixl-cu12", "PACKAGES=libibverbs1 ibverbs-providers")
+    arguments = [f"--build-arg={value}" for value in values]
+    accelerated = build("node.Dockerfile", f"kvstore:{__version__}-rdma", *arguments)
     try:
-        names = run(
-            accelerated, "-c", "ls /opt/kvstore/lib/python3*/site-packages", options=("--entrypoint=sh",)
-        ).stdout
-        assert "ucxx" in names
-        assert "nixl" in names
-        with Container(accelerated, "node", "--capacity", "64MiB", options=volumes) as container:
+        command = ("node", "--capacity", "64MiB", "--transports", "shm,nixl,ucx,tcp")
+        with Container(accelerated, *command, options=volumes) as container:
             wait_for(lambda: healthy(container, accelerated), container)
+            wait_for(lambda: container.exec("python", "-c", BY_NIXL).returncode == 0, container)
+            assert "WARNING" not in container.log()
+            assert container.exec("python", "-c", "import torch").returncode != 0
+            assert "rxe" in container.exec("sh", "-c", "ls /usr/lib/*/libibverbs").stdout
     finally:
         podman("rmi", "--force", accelerated)
