@@ -159,6 +159,23 @@ def test_every_copy_that_a_dead_node_held_is_made_again(tmp_path: Path) -> None:
         wait_for(lambda: all(holders(left, keys) == 2 for keys in chains), "two holders of each chain")
 
 
+def test_a_copy_that_its_holder_gave_up_is_made_again(three: list[NodeProcess]) -> None:
+    keys = fresh_keys(10)
+    assert not put(three[0], keys, "replicated").failed
+    holder = next(node for node in three[1:] if own_blocks(node, keys) == 10)
+    assert holder.run("evict", "--keys", keys[5].hex()).returncode == 0
+    assert own_blocks(holder, keys) == 5
+    wait_for(lambda: holders(three, keys) == 2, "the copy")
+
+
+def test_what_a_node_that_stops_held_is_copied_at_once(tmp_path: Path) -> None:
+    with cell(tmp_path, **R2) as nodes:  # gone_after is minutes: its goodbye says it
+        keys = fresh_keys()
+        assert not put(nodes[0], keys, "replicated").failed
+        assert nodes[0].stop() == 0
+        wait_for(lambda: holders(nodes[1:], keys) == 2, "both others to hold it")
+
+
 def test_a_put_at_a_node_that_is_alone_is_told_so_in_time(tmp_path: Path) -> None:
     with cell(tmp_path, count=2, **R2) as nodes:
         nodes[1].kill()
