@@ -130,6 +130,12 @@ class Link:
         until, _ = self._failures.get(address, (0.0, 0.0))
         return time.monotonic() < until and not self._is_back(address)
 
+    @property
+    def in_cell(self) -> bool:
+        """Whether the node of the current session can get blocks from others."""
+        current = self._current
+        return current is not None and current.hello.routes
+
     # --- sessions ----------------------------------------------------------------------------------------
 
     def session(self, deadline: float) -> tuple[Transport, bool]:

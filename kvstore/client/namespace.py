@@ -209,7 +209,7 @@ class Namespace:
         self.client.link.check_open()
         chain, plan = self._chain(keys, first), self.plan(parts, None)
         call = self._put_call(chain, first, plan, ack, request_id, importance, appended_tokens)
-        return Writer(self, call, parts, timeout)
+        return Writer(self, call, chain.raw, parts, timeout)
 
     def evict(self, keys: AnyKeys, *, timeout: float | None = None) -> int:
         """Drops blocks, and with an inner block all that follow it in its chains. How many were dropped."""

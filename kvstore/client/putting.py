@@ -28,7 +28,8 @@ def put(namespace: Namespace, call: PutCall, chain: bytes, sources: Targets, dea
     result, done = run.at(chosen, done)
     if not result.complete and not chosen.home and result.failed:
         result, done = run.at(replace(chosen, link=namespace.client.link, home=True, lacks=True), done)
-    _note(namespace, call, chain, chosen, done)
+    if len(done) > chosen.present:
+        note(namespace, chain[: (call.first + len(done)) * KEY_BYTES], chosen)
     return result
 
 
@@ -38,13 +39,16 @@ def piece_blocks(link: Link, plan: Plan) -> int:
     return max(1, min(PIECE_BYTES // plan.block_bytes, most_keys, most_bytes // plan.sent_bytes))
 
 
-def _note(namespace: Namespace, call: PutCall, chain: bytes, chosen: Goal, done: bytes) -> None:
+def can_bring(link: Link, call: PutCall, outcomes: bytes) -> bool:
+    """Whether a put found nothing to hang on that its node might get from others."""
+    return bool(call.first) and outcomes[:1] == bytes([PARENT_MISSING]) and link.in_cell
+
+
+def note(namespace: Namespace, chain: bytes, chosen: Goal) -> None:
     """The chain goes on there, and is read there, before the home node has heard of it."""
-    end = (call.first + len(done)) * KEY_BYTES
-    if chosen.home or len(done) <= chosen.present:
-        return
-    router, key = namespace.client.router, chain[end - KEY_BYTES : end]
-    router.recent.note(namespace.root, key, chosen.node_id, chosen.address, end // KEY_BYTES)
+    if not chosen.home:
+        router, blocks = namespace.client.router, len(chain) // KEY_BYTES
+        router.recent.note(namespace.root, chain[-KEY_BYTES:], chosen.node_id, chosen.address, blocks)
 
 
 class _Run:
@@ -72,8 +76,8 @@ class _Run:
                 if outcome_name(outcomes[failed]) == "busy" and failed:
                     done += outcomes[:failed]  # the bound of one request; the next may go on
                     continue
-                if outcomes[failed] == PARENT_MISSING and not failed and not bring and self._call.first + at:
-                    bring = True  # others may have what is missing
+                if not bring and can_bring(chosen.link, piece, outcomes):
+                    bring = True
                     continue
                 missing = self._total - at - len(outcomes)
                 return tally(done + outcomes, missing, outcome_name(outcomes[failed])), done + outcomes[:failed]

@@ -7,7 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvstore.client.buffers import rows
-from kvstore.client.putting import piece_blocks
+from kvstore.client.patience import patience
+from kvstore.client.placing import Goal, goal
+from kvstore.client.putting import can_bring, note, piece_blocks
 from kvstore.client.results import PutResult, failed_at, tally
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import KEY_BYTES
@@ -33,9 +35,11 @@ class Writer:
     """What ``ns.writer`` returns. ``wanted[i]``: whether block ``first + i`` takes bytes (else it is there already,
     or failed). ``result`` is set when the ``with`` block has ended."""
 
-    def __init__(self, namespace: Namespace, call: PutCall, parts: Parts, timeout: float | None) -> None:
+    def __init__(self, namespace: Namespace, call: PutCall, chain: bytes, parts: Parts, timeout: float | None) -> None:
         self._namespace = namespace
         self._call = call
+        self._chain = chain
+        self._goal = Goal(namespace.client.link)
         self._parts = parts
         self._timeout = timeout
         self._pieces: list[_Piece] = []
@@ -50,19 +54,18 @@ class Writer:
             raise InvalidArgument("this writer was used already; call ns.writer again")
         self._state = "open"
         deadline = self._namespace.client.deadline(self._timeout)
-        step = piece_blocks(self._namespace.client.link, self._call.plan)
+        self._goal = goal(self._namespace, self._call, self._chain, deadline)
+        step = piece_blocks(self._goal.link, self._call.plan)
         for start in range(0, self._blocks, step):
             if not self._reserve(start, min(start + step, self._blocks), deadline):
                 break
         return self
 
     def _reserve(self, start: int, end: int, deadline: float) -> bool:
-        piece = self._call.cut(start, end)
-
-        def action(transport: Transport, handle: int) -> _Piece:
-            return _Piece(transport, transport.reserve(replace(piece, handle=handle), deadline), start, end)
-
-        got = self._namespace.served(deadline, action)
+        got = self._reserved(start, end, self._goal.lacks and not start, deadline)
+        if not self._goal.home and not start and not _begun(got):
+            self._goal = Goal(self._namespace.client.link, lacks=bool(self._call.first))
+            got = self._reserved(start, end, self._goal.lacks, deadline)
         if isinstance(got, str):
             self._failure = got
             return False
@@ -72,6 +75,21 @@ class Writer:
         if failed < end - start:
             self._failure = outcome_name(got.reservation.outcomes[failed])
         return not self._failure
+
+    def _reserved(self, start: int, end: int, bring: bool, deadline: float) -> _Piece | str:
+        link, piece = self._goal.link, self._call.cut(start, end)
+        before = self._chain[: piece.first * KEY_BYTES] if bring else b""
+        until = deadline if self._goal.home else patience(deadline, 0, waits=bring)
+
+        def action(transport: Transport, handle: int) -> _Piece:
+            call = replace(piece, handle=handle, before=before)
+            return _Piece(transport, transport.reserve(call, until), start, end)
+
+        got = self._namespace.served(until, action, link=link)
+        if not bring and isinstance(got, _Piece) and can_bring(link, piece, got.reservation.outcomes):
+            got.reservation.abort()
+            return self._reserved(start, end, True, deadline)
+        return got
 
     @property
     def wanted(self) -> list[bool]:
@@ -133,4 +151,11 @@ class Writer:
             del self._pieces[0]
             done += outcome or b""
         self.result = tally(done, self._blocks - len(done), self._failure)
+        if self.result.complete and self._blocks:
+            note(self._namespace, self._chain, self._goal)
         self._namespace._count_put(self.result, self._call.plan)
+
+
+def _begun(got: _Piece | str) -> bool:
+    """Whether a node takes the first blocks, or has them."""
+    return isinstance(got, _Piece) and failed_at(got.reservation.outcomes) > 0

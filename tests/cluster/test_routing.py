@@ -31,6 +31,7 @@ from tests.cluster.fetching import (
     content,
     fresh_keys,
     get,
+    opened,
     own_blocks,
     put,
 )
@@ -270,6 +271,46 @@ def test_a_branch_that_is_placed_anew_takes_what_comes_before_it_along(even: lis
             assert get(namespace, keys) == 64
             used.add(have.index(64))
         assert len(used) > 1
+
+
+def write(namespace: Namespace, keys: Keys, first: int) -> int:
+    """Writes blocks range by range, of which there is one here; how many are stored."""
+    with namespace.writer(keys, first=first) as writer:
+        writer.write((0, SIZE), [content(key) for key in keys[first:]])
+    return writer.result.stored
+
+
+def test_what_is_written_by_ranges_goes_where_a_put_goes(even: list[NodeProcess]) -> None:
+    used = set[int]()
+    with far(even[0]) as namespace:
+        for _ in range(6):
+            keys = fresh_keys(20)
+            assert write(namespace, keys[:10], 0) == 10
+            assert write(namespace, keys, 10) == 10  # at once
+            assert get(namespace, keys) == 20
+            have = [own_blocks(one, keys) for one in even]
+            assert sorted(have) == [0, 0, 20]
+            used.add(have.index(20))
+    assert len(used) > 1
+
+
+def test_what_hangs_on_blocks_of_another_node_takes_them_along(three: list[NodeProcess]) -> None:
+    """Of a client that is bound to the node of its machine too."""
+    first, second, _ = three
+    keys, other = fresh_keys(30), fresh_keys(30)
+    for chain in (keys, other):
+        put(first, chain[:20])
+    with opened(second) as namespace:
+        await_known(namespace, keys[:20])
+        await_known(namespace, other[:20])
+        assert namespace.put(keys, [content(key) for key in keys[20:]], first=20).stored == 10
+        assert write(namespace, other, 20) == 10
+        for chain in (keys, other):
+            assert own_blocks(second, chain) == 30
+            assert get(namespace, chain) == 30
+        lost = fresh_keys(3)  # whose beginning nobody has
+        done = namespace.put(lost, [content(key) for key in lost[1:]], first=1)
+        assert done.reasons == {"parent_missing": 2}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
