@@ -13,6 +13,8 @@ import pytest
 from tests.history import faults
 from tests.history.run import GONE, SUSPECT, Options, Run, running
 
+pytestmark = pytest.mark.timeout(900)  # many processes: long where others use the machine too
+
 WARM_UP = 1.5  # seconds of load before anything happens
 
 

@@ -10,6 +10,8 @@ from tests.history.faults import random_faults
 from tests.history.run import running
 from tests.soak.__main__ import options_of
 
+pytestmark = pytest.mark.timeout(900)  # many processes: long where others use the machine too
+
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_history_of_random_faults_keeps_all_promises(seed: int) -> None:
