@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from kvstore.core.errors import Busy, KVStoreError, NotServed, Unavailable, Unsupported
+from kvstore.core.errors import Busy, InvalidArgument, KVStoreError, NotServed, Unavailable, Unsupported
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layout
 from kvstore.node.network_put import PendingPut
@@ -18,6 +20,7 @@ from kvstore.transport.fabric.library import installed
 from kvstore.transport.fabric.messages import Channel, UcxWorker
 from kvstore.v1 import data_pb2 as pb
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _OPENING = 5.0  # seconds that a session waits for a fabric that is still being opened
 _SHARE = 0.8  # of the peer timeout, that a read of a client's memory may take
@@ -86,7 +89,7 @@ class Fabrics:
             return self._join_ucx(lane, request)
         memory = self._memory()
         if not session.fabric_peer:
-            peer = memory.add_peer(request.address)
+            peer = self._known(lambda: memory.add_peer(request.address))
             session.fabric_peer, session.at_end = peer, lambda: memory.remove_peer(peer)
         reply = pb.FabricReply(
             address=memory.metadata, memory_address=memory.address, memory_bytes=memory.size
@@ -97,13 +100,24 @@ class Fabrics:
         """Payloads of this connection go over UCX from the next request on."""
         worker = self._ucx_worker()
         tag = worker.tag()
-        channel = Channel(worker, request.address, request.tag, tag, lane.connected)
+        channel = self._known(lambda: Channel(worker, request.address, request.tag, tag, lane.connected))
         reply = pb.FabricReply(address=worker.address, tag=tag)
 
         def joined() -> None:
             lane.channel = channel
 
         return Reply(reply.SerializeToString(), sent=joined)
+
+    @staticmethod
+    def _known(connect: Callable[[], T]) -> T:
+        """What a client sent as its address may be anything. Raises InvalidArgument."""
+        try:
+            return connect()
+        except Unavailable as error:
+            raise InvalidArgument(
+                f"{error}; versions of the fabric library that differ between client and node may be the cause",
+                field="address",
+            ) from error
 
     def _ucx_worker(self) -> UcxWorker:
         with self._lock:

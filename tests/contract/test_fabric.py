@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 from kvstore import Client, Namespace
-from kvstore.core.errors import KVStoreError, LeaseLost, Unsupported
+from kvstore.core.errors import InvalidArgument, KVStoreError, LeaseLost, Unsupported
 from kvstore.core.keys import Keys
 from kvstore.transport.batch import GetCall, PutCall, commit_request, parsed, reserve_request
 from kvstore.transport.fabric.agent import NixlAgent, spans
 from kvstore.transport.frame import Op
 from kvstore.transport.leasing import located
 from kvstore.transport.nixl import NixlTransport
+from kvstore.transport.wire import Address, Wire
 from kvstore.v1 import data_pb2 as pb
 from tests.contract.conftest import WITHOUT_FABRIC, empty, payload, spec, tokens
 from tests.contract.fabric_child import BLOCKS
@@ -284,8 +285,15 @@ def test_stat_tells_how_sessions_have_their_bytes_moved(own_node: Start, connect
     assert dict(clients[0].stat().transports) == {"shm": 1, "tcp": 2, "nixl": 1, "ucx": 1}
 
 
-def test_replies_that_a_parser_would_choke_on_are_protocol_errors() -> None:
-    from kvstore.core.errors import ProtocolError
-
-    with pytest.raises(ProtocolError):
-        parsed(pb.FabricReply(), b"\xff\xff")
+@pytest.mark.parametrize("kind", ["nixl", "ucx"])
+@pytest.mark.parametrize("address", [b"", b"x", b"\xff" * 200, b"nixlSerDes|" + bytes(100)])
+def test_what_is_no_fabric_address_is_an_error_and_the_node_lives_on(
+    shared_node: NodeProcess, connect: Connect, kind: str, address: bytes
+) -> None:
+    wire = Wire.connect(Address(host="127.0.0.1", port=shared_node.port), soon())
+    hello = pb.HelloRequest(version=1, min_version=1, client="test", transport=kind)
+    wire.request(Op.HELLO, hello.SerializeToString(), soon())
+    with pytest.raises(InvalidArgument, match="address"):
+        wire.request(Op.FABRIC, pb.FabricRequest(address=address, tag=1).SerializeToString(), soon())
+    wire.close()
+    filled(connect(shared_node, kind), 1)

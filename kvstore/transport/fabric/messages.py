@@ -30,6 +30,7 @@ IN_FLIGHT = 4  # segments each way
 _SPIN = 0.0002  # seconds a message is looked for without sleeping
 _NAPS = (0.00005, 0.001)
 _CLOSE_NS, _CLOSE_ATTEMPTS = 50_000_000, 20
+_LONGEST_ADDRESS = 64 << 10
 _WAKE_MS = 100  # of the progress thread, unless something happens
 Alive = Callable[[], bool]
 Array = npt.NDArray[np.uint8]
@@ -61,7 +62,13 @@ class UcxWorker:
         return next(self._tags)
 
     def connect(self, address: bytes) -> Any:
-        """An endpoint to the worker at an address. Raises Unavailable."""
+        """An endpoint to the worker at an address. Raises Unavailable.
+
+        UCX ends the process over an address that it cannot parse. What is no address at all is found out here; who
+        forges one has to be kept off the network.
+        """
+        if not plausible(address, self.address):
+            raise Unavailable("the peer's UCX address is none that this version of UCX writes")
         ucx = self._ucx
         try:
             peer = ucx.UCXAddress.create_from_buffer(address)
@@ -101,6 +108,11 @@ class UcxWorker:
         """Makes sure that it is never destroyed: in a forked child that would wait for threads that are not there."""
         for one in (self._worker, self._context, self):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+
+
+def plausible(address: bytes, ours: bytes) -> bool:
+    """Whether it can be a worker's address: of the length of one, and with the same version and flags as ours."""
+    return len(ours) // 4 <= len(address) <= _LONGEST_ADDRESS and address[:1] == ours[:1]
 
 
 class Channel:
