@@ -103,7 +103,7 @@ class Engine:
             core.add_request(f"r{index}", one, self._params({}))
         for _ in range(after_steps):
             core.step()
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while when and not os.path.exists(when) and time.monotonic() < end:
             core.step()
         core.abort_request([f"r{victim}"])
@@ -114,7 +114,7 @@ class Engine:
 
     def settle(self) -> None:
         """Steps until all that was to be saved is stored (or was dropped): counters come with the steps."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while True:
             self._generate([{"length": 2, "seed": 0}], [{"max_tokens": 2}], None)
             found = self.metrics()
@@ -126,7 +126,7 @@ class Engine:
 
     def forget(self) -> None:
         """Settles and empties the engine's own prefix cache. Pages of loads under way are held: they end first."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         self.settle()
         while not self.reset(connector=False):
             if time.monotonic() > end:

@@ -91,7 +91,7 @@ def test_a_node_killed_while_blocks_are_loaded_costs_a_recomputation(
 
 
 def test_a_node_that_came_back_is_used_again(warm: Engine, node: Node, expected: list[Any]) -> None:
-    end = time.monotonic() + 90
+    end = time.monotonic() + 240
     while True:
         forget_locally(warm)
         outputs = warm.call("generate", prompts=PROMPTS)
@@ -105,7 +105,7 @@ def test_a_node_that_came_back_is_used_again(warm: Engine, node: Node, expected:
 def test_a_node_that_hangs_holds_no_request_for_long(warm: Engine, node: Node, expected: list[Any]) -> None:
     forget_locally(warm)
     opened = counter(warm.call("metrics"), "kvstore_breaker_opened")
-    rescue = threading.Timer(30, node.signal, [signal.SIGCONT])
+    rescue = threading.Timer(120, node.signal, [signal.SIGCONT])
     rescue.start()
     node.signal(signal.SIGSTOP)
     outputs = warm.call("generate", prompts=PROMPTS)

@@ -127,7 +127,7 @@ def test_an_engine_that_is_killed_and_restarted_hits_once_the_node_is_there(
     engine = engines.start(llama, transfer(node))  # starts without its node
     assert tokens(engine.call("generate", prompts=PROMPTS)) == expected
     node.start()
-    end = time.monotonic() + 90
+    end = time.monotonic() + 240
     while sum(cached(outputs := again(engine, prompts=PROMPTS))) < sum(HITS):
         assert tokens(outputs) == expected
         assert time.monotonic() < end
