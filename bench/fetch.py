@@ -34,9 +34,9 @@ TIMEOUT = 60.0
 class Reading:
     """One chain at the holder, and a reader of each kind. Each measurement answers GB/s."""
 
-    def __init__(self, holder: Client, near: Client, far: Client, block_bytes: int) -> None:
+    def __init__(self, holder: Client, near: Client, far: Client, routed: Client, block_bytes: int) -> None:
         spec = NamespaceSpec(model=f"bench fetch {block_bytes}", block_tokens=16, block_bytes=block_bytes)
-        self.near, self.far = near.namespace(spec), far.namespace(spec)
+        self.near, self.far, self.routed = (client.namespace(spec) for client in (near, far, routed))
         self.blocks = WORKING_SET // block_bytes
         self.keys = self.near.keys(range(16 * self.blocks))
         dice = np.random.default_rng(0)
@@ -65,6 +65,11 @@ class Reading:
         """A reader gets it from the holder over TCP itself."""
         return self._got(self.far, self.keys)
 
+    def past_the_node(self) -> float:
+        """A reader on no node's machine, whose home node lacks all of it, gets it from the holder that this names."""
+        self._forget()
+        return self._got(self.routed, self.keys)
+
     def _got(self, namespace: Namespace, keys: Keys) -> float:
         begun = time.perf_counter()
         found = namespace.get(keys, self.into)
@@ -83,11 +88,11 @@ def measure(runs: int, report: Report) -> None:
         ports = [f"127.0.0.1:{port}" for port in _free_ports(2)]
         cell = {"discovery": f"static://{','.join(ports)}"}
         nodes = [OwnNode(CAPACITY, {"control_address": control, **cell}) for control in ports]
-        (holder, tcp), (reader, _) = (stack.enter_context(node) for node in nodes)
-        clients = [stack.enter_context(Client(target, timeout=TIMEOUT)) for target in (holder, reader, tcp)]
+        (holder, tcp), (reader, home) = (stack.enter_context(node) for node in nodes)
+        clients = [stack.enter_context(Client(target, timeout=TIMEOUT)) for target in (holder, reader, tcp, home)]
         lanes = _lanes(stack)
         for size in SIZES:
-            _measure(Reading(clients[0], clients[1], clients[2], size), size, lanes, runs, report)
+            _measure(Reading(*clients, block_bytes=size), size, lanes, runs, report)
 
 
 def _measure(reading: Reading, size: int, lanes: list[socket.socket], runs: int, report: Report) -> None:
@@ -95,6 +100,7 @@ def _measure(reading: Reading, size: int, lanes: list[socket.socket], runs: int,
     measurements: dict[str, Callable[[], float]] = {
         "fetch.get": reading.through_the_node,
         "fetch.node": reading.to_the_node,
+        "fetch.routed": reading.past_the_node,
         "tcp.get": reading.without_the_node,
     }
     cases = list(measurements)

@@ -31,10 +31,13 @@ class Crew:
                 task()
 
         helpers = [self._submit(work) for _ in tasks[1:SIZE]]
-        work()
-        for helper in helpers:
-            if helper is not None and not helper.cancel():
-                helper.result()
+        try:
+            work()
+        finally:  # nobody writes to the caller's memory any more, however it ends
+            left.clear()
+            for helper in helpers:
+                if helper is not None and not helper.cancel():
+                    helper.result()
 
     def _submit(self, work: Callable[[], None]) -> Future[None] | None:
         with self._lock:

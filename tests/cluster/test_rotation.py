@@ -63,14 +63,14 @@ def generation(process: NodeProcess, spec: NamespaceSpec) -> int:
 def test_what_all_nodes_hold_is_void_when_it_returns(three: list[NodeProcess], spec: NamespaceSpec) -> None:
     chains = [fill(one, spec) for one in three]
     known_to_all(three, spec, *chains)
-    with opened(three[1], spec) as namespace:
+    with far(three[0], spec=spec) as distant, opened(three[1], spec) as namespace:
+        assert [get(distant, keys) for keys in chains] == [8, 8, 8]
         assert namespace.rotate(timeout=20) == 1
+        assert [get(distant, keys) for keys in chains] == [0, 0, 0]
     for keys in chains:
         for one in three:
             with opened(one, spec) as namespace:
                 assert get(namespace, keys) == 0
-    with far(three[0]):
-        pass
     again = [fill(one, spec) for one in three]  # and what comes now is shared as ever
     known_to_all(three, spec, *again)
     for keys in again:

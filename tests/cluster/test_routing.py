@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore import Client
+from kvstore import Client, NamespaceSpec
 from kvstore.client.namespace import Namespace
 from kvstore.core.keys import Keys, chain_keys
 from tests.cluster.cells import cell, peer
@@ -67,10 +67,10 @@ def requests(process: NodeProcess, op: str) -> float:
 
 
 @contextmanager
-def far(*processes: NodeProcess, timeout: float = LONG) -> Iterator[Namespace]:
+def far(*processes: NodeProcess, spec: NamespaceSpec = SPEC) -> Iterator[Namespace]:
     """A client that knows these nodes' addresses."""
-    with Client(f"kv://{','.join(one.data for one in processes)}", timeout=timeout) as client:
-        yield client.namespace(SPEC)
+    with Client(f"kv://{','.join(one.data for one in processes)}", timeout=LONG) as client:
+        yield client.namespace(spec)
 
 
 def held_by(asked: NodeProcess, keys: Keys, *holders: NodeProcess) -> None:
