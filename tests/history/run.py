@@ -203,10 +203,21 @@ class Run:
     def rotate(self, tenant: str, by: NetNode) -> None:
         """New weights: all that the namespace holds is void, on each node in reach. Reads go on meanwhile."""
         with self._puts.emptied():
+            there = [(self._caller(one), self._found_at(one, tenant)) for one in self._awake() if one is not by]
             self._caller(by).rotate(tenant)
             if not self._cuts:
                 self.event("rotated", tenant=tenant, count=1)
             self._puts.turn(tenant)
+            for caller, chain in there:  # at once: the next moment every node will have heard of it
+                caller.get(tenant, chain, self.world.chain(chain).length)
+
+    def _found_at(self, one: NetNode, tenant: str) -> int:
+        """A chain of which something is found at a node; the last one looked for when nothing is."""
+        chain = 0
+        for chain in self.dice.sample(range(self.world.chains), 40):
+            if self._caller(one).get(tenant, chain, self.world.chain(chain).length).found:
+                break
+        return chain
 
     def await_rotated(self, tenant: str) -> None:
         """Until nodes that were away have heard of it."""
