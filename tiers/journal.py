@@ -313,7 +313,8 @@ class Journal:
     def known(self, root: bytes) -> Known | None:
         """A namespace as watchers are told of it; None: it is not here (any more)."""
         with self._state.lock:
-            return next((_known(one) for one in self._state.namespaces if one.root == root), None)
+            found = self._state.namespaces.at(root)
+            return None if found is None else _known(found)
 
     def rotated(self) -> list[Known]:
         """All that were ever rotated, also those without a block."""

@@ -59,8 +59,8 @@ class Lifecycle:
     def generation(self, root: bytes) -> Generation | None:
         """Of a namespace; None: it is not here."""
         with self._state.lock:
-            found = next((one for one in self._state.namespaces if one.root == root), None)
-        return None if found is None else (found.generation, found.rotation)
+            found = self._state.namespaces.at(root)
+            return None if found is None else (found.generation, found.rotation)
 
     def begin_at(self, heard: Callable[[bytes], Generation]) -> None:
         """From now on ``heard(root)`` says which generation a namespace has that is new here."""

@@ -93,6 +93,10 @@ class Namespaces:
             )
         return found
 
+    def at(self, root: bytes) -> Namespace | None:
+        """The namespace of a root, or None."""
+        return self._by_root.get(root)
+
     def by_root(self, root: bytes) -> Namespace:
         """Raises UnknownNamespace."""
         found = self._by_root.get(root)
