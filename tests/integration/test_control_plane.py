@@ -185,17 +185,16 @@ def test_a_node_without_nvme_does_not_prefetch(stub: Any) -> None:
     assert (status, error.code) == (grpc.StatusCode.UNIMPLEMENTED, types.ERROR_CODE_UNSUPPORTED)
 
 
-def test_calls_of_later_versions_say_what_they_are_for(stub: Any) -> None:
-    calls = {
-        "Replicate": pb.ReplicateRequest(),
-        "Migrate": pb.MigrateRequest(),
-    }
-    for name, request in calls.items():
-        status, error = failure(lambda name=name, request=request: getattr(stub, name)(request))
-        assert (status, error.code) == (grpc.StatusCode.UNIMPLEMENTED, types.ERROR_CODE_UNIMPLEMENTED)
-        assert error.message.startswith(name)
-    status, error = failure(lambda: list(stub.Drain(pb.DrainRequest())))
-    assert (status, error.code) == (grpc.StatusCode.UNIMPLEMENTED, types.ERROR_CODE_UNIMPLEMENTED)
+def test_calls_that_concern_other_nodes_say_that_this_one_stands_alone(stub: Any) -> None:
+    calls = {"Replicate": pb.ReplicateRequest(), "Migrate": pb.MigrateRequest(), "Copy": pb.CopyRequest()}
+    streams = {"Drain": pb.DrainRequest(), "Warm": pb.WarmRequest(), "Hottest": pb.HottestRequest()}
+    for name, request in {**calls, **streams}.items():
+        ask = getattr(stub, name)
+        status, error = failure(
+            lambda ask=ask, request=request, whole=list if name in streams else id: whole(ask(request))
+        )
+        assert (status, error.code) == (grpc.StatusCode.UNAVAILABLE, types.ERROR_CODE_UNAVAILABLE)
+        assert error.message.startswith(f"{name} concerns other nodes, and this one stands alone: set discovery")
 
 
 def test_a_put_that_stalls_is_ended_and_gives_its_slots_back(stub: Any, running: NodeProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -202,3 +203,31 @@ def cell(nodes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
         for node in found.nodes:
             node.before = lambda first: None
         found.fetcher.stop()
+
+
+# --- what tests do with a cell ------------------------------------------------------------------------------
+
+LONG = 30.0
+
+
+def get(found: Cell, keys: KeyArray, have: int = 0, enough: int | None = None, seconds: float = LONG) -> int:
+    until = time.monotonic() + seconds
+    return found.fetcher.fetch(HANDLE, ROOT, keys, (), have, until, lambda: True, enough or len(keys))
+
+
+def start(found: Cell, keys: KeyArray, far: bool = True, alive: Callable[[], bool] = lambda: True) -> int:
+    return found.fetcher.start(HANDLE, ROOT, keys, (), 0, time.monotonic() + LONG, alive, far)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def stored(found: Cell, keys: KeyArray) -> bool:
+    """All of a chain is in the store, with the bytes and checksums of the holder, and nothing is left in between."""
+    names = [key.tobytes() for key in keys]
+    right = all(found.store.blocks.get(name) == (content(name).tobytes(), checksum(name)) for name in names)
+    return right and not found.store.writing and not found.fetcher.under_way

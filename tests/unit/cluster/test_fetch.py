@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from kvstore.cluster import fetch
 from kvstore.core.errors import Busy, NoSpace, Unavailable, Unsupported
 from kvstore.core.keys import KeyArray
-from tests.unit.cluster.fetch_fakes import HANDLE, ROOT, Cell, cell, chain, checksum, content
+from tests.unit.cluster.fetch_fakes import (
+    LONG,
+    ROOT,
+    Cell,
+    cell,
+    chain,
+    checksum,
+    content,
+    get,
+    start,
+    stored,
+    wait_for,
+)
 
 BATCH = 8  # blocks
-LONG = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -27,29 +38,6 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
     """This node, and two others."""
     with cell(2, monkeypatch) as found:
         yield found
-
-
-def get(found: Cell, keys: KeyArray, have: int = 0, enough: int | None = None, seconds: float = LONG) -> int:
-    until = time.monotonic() + seconds
-    return found.fetcher.fetch(HANDLE, ROOT, keys, (), have, until, lambda: True, enough or len(keys))
-
-
-def start(found: Cell, keys: KeyArray, far: bool = True, alive: Callable[[], bool] = lambda: True) -> int:
-    return found.fetcher.start(HANDLE, ROOT, keys, (), 0, time.monotonic() + LONG, alive, far)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
-def stored(found: Cell, keys: KeyArray) -> bool:
-    """All of a chain is in the store, with the bytes and checksums of the holder, and nothing is left in between."""
-    names = [key.tobytes() for key in keys]
-    right = all(found.store.blocks.get(name) == (content(name).tobytes(), checksum(name)) for name in names)
-    return right and not found.store.writing and not found.fetcher.under_way
 
 
 def test_a_chain_comes_whole_and_in_order(pair: Cell) -> None:
