@@ -87,9 +87,18 @@ class Link:
             if spec is None or self._closed:
                 return
             self._wake.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kvstore-open", daemon=True)
-                self._thread.start()
+            self._start()
+
+    def prepare(self) -> None:
+        """Imports and makes the client while no request waits for it: the first load after a start is not late then."""
+        with self._lock:
+            if not self._closed:
+                self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kvstore-open", daemon=True)
+            self._thread.start()
 
     def wait(self, timeout: float) -> Any:
         """The namespace, after at most ``timeout`` seconds; None when it is not open by then."""
@@ -112,6 +121,7 @@ class Link:
         while not self._closed:
             spec = self._spec
             if spec is None or self._namespace is not None:
+                self._make_early()
                 self._wake.wait()
                 self._wake.clear()
                 attempt = 0
@@ -120,6 +130,13 @@ class Link:
                 self._wake.wait(RETRY_S[min(attempt, len(RETRY_S) - 1)])
                 self._wake.clear()
                 attempt += 1
+
+    def _make_early(self) -> None:
+        try:
+            if self._client is None:
+                self._client = self._make_client(self._options)
+        except Exception as error:  # tried again, and told, when there is a namespace to open
+            self._log.debug("kvstore: no client yet: %s", error)
 
     def _try(self, spec: NamespaceSpec, attempt: int) -> bool:
         try:

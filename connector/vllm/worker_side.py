@@ -40,6 +40,7 @@ class WorkerSide:
         self._log = logging.getLogger("vllm.kvstore")
         self._breaker = Breaker("worker", options.breaker_seconds, log=self._log)
         self._link = Link(options, self._breaker, self._log, make_client)
+        self._link.prepare()
         self._chains: dict[str, bytearray] = {}
         self._acknowledged = False
         self._lost_namespace = False

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from typing import Any
 
 import pytest
 
+from kvstore.connector.vllm.breaker import Breaker
+from kvstore.connector.vllm.link import Link
+from kvstore.connector.vllm.options import Options
 from kvstore.connector.vllm.stats import GAUGES
 from kvstore.core.errors import DeadlineExceeded, InternalError, Unavailable
 
@@ -262,3 +268,17 @@ def test_how_often_the_breaker_opened_is_counted(make: Make, store: FakeStore) -
     counts = a.counts()
     assert counts["breaker_opened:scheduler"] == 1
     assert counts["breaker_state:scheduler"] == 2
+
+
+def test_the_workers_client_is_made_before_a_load_needs_it(store: FakeStore) -> None:
+    made = threading.Event()
+
+    def client(options: Options) -> Any:
+        made.set()
+        return store.client(options)
+
+    link = Link(Options(), Breaker("worker", 1.0), logging.getLogger("test"), client)
+    link.prepare()
+    assert made.wait(10)
+    assert link.namespace is None, "there is none to open yet"
+    link.close()
