@@ -162,18 +162,19 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def _register(self, kv_caches: dict[str, Any]) -> None:
         caches = {name: cache for name, cache in kv_caches.items() if not isinstance(cache, (list, tuple))}
         device = next(iter(caches.values())).device.type if caches else "none"
-        gatherer = Gatherer(self._vllm_config, self._kv_cache_config, self._options, vllm.__version__)
+        config, kv = self._vllm_config, self._kv_cache_config
+        gatherer = Gatherer(config, kv, self._options, vllm.__version__, hash_tokens(config, kv))
         if len(caches) < len(kv_caches):
             gatherer.refuse("layers with recurrent state are not supported")
-        groups = {i: list(g.layer_names) for i, g in enumerate(self._kv_cache_config.kv_cache_groups)}
+        groups = {i: list(g.layer_names) for i, g in enumerate(kv.kv_cache_groups)}
         if device == "cpu":
             ask_for_amx()
         pages = None
         try:
-            pages = make_pages(device, caches, page_tables(groups, caches), self._kv_cache_config.num_blocks)
+            pages = make_pages(device, caches, page_tables(groups, caches), kv.num_blocks)
         except UnsupportedPages as error:
             gatherer.refuse(str(error))
-        facts = gatherer.gather(caches, functools.partial(cpu_isa, self._vllm_config), device)
+        facts = gatherer.gather(caches, functools.partial(cpu_isa, config), device)
         self._worker = WorkerSide(self._options, facts, pages, self._stats)
 
     @hook()
@@ -359,6 +360,16 @@ def cpu_isa(vllm_config: Any, spec: Any) -> str:
         return str(_get_attn_isa(vllm_config.model_config.dtype, spec.block_size, spec.head_size, cache.cache_dtype))
     except Exception as error:
         return f"unknown:{os.uname().machine}:{type(error).__name__}"
+
+
+def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Tokens of a block hash. vLLM 0.31 does not tell workers, who can work it out as its engine core does."""
+    found = getattr(kv_cache_config, "hash_block_size", None)
+    if not found:
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+        found = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1]
+    return int(found)
 
 
 def hash_probe(algorithm: str) -> str | None:

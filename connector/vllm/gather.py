@@ -22,8 +22,11 @@ PARALLEL = (
 class Gatherer:
     """Collects :class:`RankFacts`. Everything it cannot be sure of becomes a refusal with a clear text."""
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, options: Options, version: str) -> None:
+    def __init__(
+        self, vllm_config: Any, kv_cache_config: Any, options: Options, version: str, hash_tokens: int
+    ) -> None:
         self.config, self.kv, self.options, self.version = vllm_config, kv_cache_config, options, version
+        self.hash_tokens = hash_tokens
         self.refusals: list[str] = []
 
     def gather(self, caches: Mapping[str, Any], isa: Callable[[Any], str], device: str) -> RankFacts:
@@ -39,7 +42,7 @@ class Gatherer:
             pp_rank=rank // tp % int(parallel.pipeline_parallel_size),
             pp_size=int(parallel.pipeline_parallel_size),
             replicas=self._replicas(groups, tp),
-            hash_tokens=int(self.kv.hash_block_size or self.config.cache_config.block_size),
+            hash_tokens=self.hash_tokens,
             shared={name: str(value) for name, value in shared.items()},
             groups=groups,
             refusals=tuple(self.refusals),

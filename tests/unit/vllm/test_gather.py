@@ -67,7 +67,7 @@ class Worker:
     options: Options = dataclasses.field(default_factory=Options)
 
     def facts(self) -> Any:
-        gatherer = Gatherer(self.config, self.kv, self.options, self.version)
+        gatherer = Gatherer(self.config, self.kv, self.options, self.version, self.kv.hash_block_size)
         return gatherer.gather({LAYER: object()}, lambda spec: self.isa, self.device)
 
     def spec(self) -> NamespaceSpec:
