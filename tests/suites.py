@@ -1,9 +1,10 @@
 """Runs the suites one after another and closes with one line of counts.
 
-    python -m tests.suites [--strict] [SUITE...] [PYTEST OPTION...]
+    python -m tests.suites [--strict] [--lanes N] [SUITE...] [PYTEST OPTION...]
 
 Each suite is a process of its own, so that one that leaves threads, mappings or a crash behind cannot touch the
-next. With ``--strict`` (CI) a suite that skips a test, or executes none, fails.
+next. With ``--strict`` (CI) a suite that skips a test, or executes none, fails. With ``--lanes`` several run beside
+each other, many of them wait most of the time; what each says is shown when it has ended.
 """
 
 from __future__ import annotations
@@ -11,15 +12,32 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
-SUITES = ("lint", "unit", "contract", "integration", "cluster", "metrics", "faults", "torture", "packaging", "helm", "browser")
-BY_MAKE = {"vllm": "test-vllm-core", "image": "test-image"}  # run only when named: these need more than .venv
+SUITES = (
+    "lint",
+    "unit",
+    "contract",
+    "integration",
+    "cluster",
+    "metrics",
+    "faults",
+    "torture",
+    "packaging",
+    "helm",
+    "browser",
+)
+# Run only when named: these need more than .venv.
+BY_MAKE = {"vllm": "test-vllm-core", "image": "test-image", "pythons": "test-pythons"}
+OPTIONS = {"pythons": "--short"}
 APART = ("gpu",)  # needs hardware that CI does not have
 BIN = Path(sys.executable).parent
 LINT = {
@@ -43,34 +61,39 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def run_lint() -> Outcome:
+def run_lint(out: IO[str]) -> Outcome:
     outcome = Outcome("lint")
     for name, command in LINT.items():
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        print(f"lint: {name}: {'ok' if done.returncode == 0 else 'FAILED'}", flush=True)
+        print(f"lint: {name}: {'ok' if done.returncode == 0 else 'FAILED'}", flush=True, file=out)
         outcome.passed += done.returncode == 0
         if done.returncode:
-            print(done.stdout + done.stderr, flush=True)
+            print(done.stdout + done.stderr, flush=True, file=out)
             outcome.failed += 1
             outcome.problems.append(f"{name}: {' '.join(command)}")
     return outcome
 
 
-def run_pytest(suite: str, arguments: list[str]) -> Outcome:
+def run_pytest(suite: str, arguments: list[str], out: IO[str]) -> Outcome:
     REPORTS.mkdir(parents=True, exist_ok=True)
     report = REPORTS / f"{suite}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", f"tests/{suite}", f"--junitxml={report}", "--durations=5", *arguments]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    return read_report(suite, report, code)
+    return read_report(suite, report, call(command, out))
 
 
-def run_make(suite: str) -> Outcome:
+def run_make(suite: str, out: IO[str]) -> Outcome:
     REPORTS.mkdir(parents=True, exist_ok=True)
     report = REPORTS / f"{suite}.xml"
     report.unlink(missing_ok=True)
-    command = ["make", "--no-print-directory", BY_MAKE[suite], f"ARGS=--junitxml={report}"]
-    return read_report(suite, report, subprocess.run(command, cwd=ROOT, check=False).returncode)
+    command = ["make", "--no-print-directory", BY_MAKE[suite], f"ARGS={OPTIONS.get(suite, '')} --junitxml={report}"]
+    return read_report(suite, report, call(command, out))
+
+
+def call(command: list[str], out: IO[str]) -> int:
+    """Runs a command; its exit status."""
+    out.flush()
+    return subprocess.run(command, cwd=ROOT, check=False, stdout=out, stderr=subprocess.STDOUT).returncode
 
 
 def read_report(suite: str, report: Path, code: int) -> Outcome:
@@ -96,19 +119,34 @@ def forgotten() -> list[str]:
     return sorted(folders - {*SUITES, *BY_MAKE, *APART})
 
 
-def run(suite: str, arguments: list[str], strict: bool) -> Outcome:
-    print(f"\n===== {suite} =====", flush=True)
+def run(suite: str, arguments: list[str], strict: bool, out: IO[str]) -> Outcome:
+    print(f"\n===== {suite} =====", flush=True, file=out)
     began = time.monotonic()
     if suite == "lint":
-        outcome = run_lint()
+        outcome = run_lint(out)
     else:
-        outcome = run_make(suite) if suite in BY_MAKE else run_pytest(suite, arguments)
+        outcome = run_make(suite, out) if suite in BY_MAKE else run_pytest(suite, arguments, out)
     outcome.seconds = time.monotonic() - began
     if outcome.passed + outcome.failed == 0:
         outcome.problems.append("executed no test")
     if strict and outcome.skipped:
         outcome.problems.append(f"skipped {outcome.skipped}")
     return outcome
+
+
+def run_beside(suites: list[str], arguments: list[str], strict: bool, lanes: int) -> list[Outcome]:
+    """Several at a time; what each printed comes in one piece."""
+
+    def one(suite: str) -> Outcome:
+        print(f"{suite} begins", flush=True)
+        with tempfile.TemporaryFile("w+", errors="replace") as out:
+            outcome = run(suite, arguments, strict, out)
+            out.seek(0)
+            print(out.read(), flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(lanes) as pool:
+        return list(pool.map(one, suites))
 
 
 def summarise(outcomes: list[Outcome]) -> int:
@@ -129,6 +167,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"none: {', '.join(SUITES)}")
     parser.add_argument("--strict", action="store_true", help="a skipped test fails")
+    parser.add_argument("--lanes", type=int, default=1, choices=range(1, 9), metavar="N", help="suites at a time")
     options, arguments = parser.parse_known_args()
     known = (*SUITES, *BY_MAKE)
     unknown = [suite for suite in options.suites if suite not in known]
@@ -137,7 +176,9 @@ def main() -> int:
     if options.strict and forgotten():
         parser.error(f"tests/{forgotten()[0]} is in no suite")
     wanted = options.suites or list(SUITES)
-    return summarise([run(suite, arguments, options.strict) for suite in wanted])
+    if options.lanes > 1:
+        return summarise(run_beside(wanted, arguments, options.strict, options.lanes))
+    return summarise([run(suite, arguments, options.strict, sys.stdout) for suite in wanted])
 
 
 if __name__ == "__main__":
