@@ -15,7 +15,7 @@ from tests.history.gate import Gate
 from tests.history.world import TENANTS, World
 
 _WEIGHTS = {"put": 9, "get": 6, "match": 2, "borrow": 2, "prefetch": 1, "evict": 0.3}
-_BREATH = 0.01  # seconds between calls at most: the load is to be steady, not all that the machine can bear
+_BREATH = 0.03  # seconds between calls at most: the load is to be steady, not all that the machine can bear
 
 
 class Load:
