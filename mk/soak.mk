@@ -2,7 +2,7 @@
 
 SOAK_SEEDS ?= 20
 SOAK_FIRST ?= 1
-SOAK_FAULTS ?= 4
+SOAK_FAULTS ?= 3
 
 .PHONY: soak
 

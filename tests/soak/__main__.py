@@ -70,7 +70,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--faults", type=int, default=4, help="a seed")
+    parser.add_argument("--faults", type=int, default=3, help="a seed")
     parser.add_argument("--keep", type=Path, help="where logs of seeds with violations are copied to")
     parser.add_argument("--out", type=Path, help="write the output here too")
     options = parser.parse_args()
