@@ -15,7 +15,6 @@ from kvstore.node.cell import Caller, CellReads
 from kvstore.node.checks import checked_first, checked_keys, checked_tier, deadline_of
 from kvstore.node.control_put import answer, put
 from kvstore.node.events import Events
-from kvstore.node.evicting import Elsewhere, nowhere, with_others
 from kvstore.node.grpc_errors import Patience
 from kvstore.node.handlers import open_namespace
 from kvstore.node.layout import Layout, layout_of
@@ -54,7 +53,6 @@ class Control:
         self._peer_timeout = peer_timeout
         self._stat = stat
         self._cluster = cluster
-        self.evict_elsewhere: Elsewhere = nowhere
         self.moving: Moving | None = None  # of a node that is one of a cell
         self.acks = Acks(waiting)
         self.rotation: Rotation = Alone(store)
@@ -160,10 +158,7 @@ class Control:
 
     def evict(self, request: pb.ControlEvictRequest, context: grpc.ServicerContext) -> pb.ControlEvictReply:
         view = self._view(request.root)
-        keys = checked_keys(request.keys, self._max_keys)
-        evicted, leased, absent = self._store.evict(view.handle, keys)
-        if not request.peer:
-            evicted, absent = with_others(evicted, absent, self.evict_elsewhere(view.root, keys))
+        evicted, leased, absent = self._store.evict(view.handle, checked_keys(request.keys, self._max_keys))
         return pb.ControlEvictReply(evicted=evicted, leased=leased, absent=absent)
 
     def pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:

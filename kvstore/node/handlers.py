@@ -27,7 +27,6 @@ from kvstore.node.checks import (
     checked_tier,
     deadline_of,
 )
-from kvstore.node.evicting import Elsewhere, nowhere, with_others
 from kvstore.node.fabric import Fabrics
 from kvstore.node.lane import Lane, Reply
 from kvstore.node.layout import Layouts
@@ -65,7 +64,6 @@ class Handlers:
         self._store = store
         self._sessions = sessions
         self._greeting = greeting
-        self.evict_elsewhere: Elsewhere = nowhere
         self._limits = limits
         self._layouts = Layouts(store.spec)
         self.acks = Acks()
@@ -346,9 +344,6 @@ class Handlers:
     def _evict(self, lane: Lane, session: NodeSession, request: pb.EvictKeysRequest) -> Reply:
         keys = checked_keys(request.keys, self._limits.max_keys)
         evicted, leased, absent = self._store.evict(request.namespace, keys)
-        if not session.peer:
-            more = self.evict_elsewhere(self._store.spec(request.namespace).root, keys)
-            evicted, absent = with_others(evicted, absent, more)
         return Reply(pb.EvictKeysReply(evicted=evicted, leased=leased, absent=absent).SerializeToString())
 
     # --- ahead of reads -------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from kvstore.node.report import Facts
 from kvstore.server.cell import cell_metrics, open_cell, status_reply
 from kvstore.server.copying import Copying
 from kvstore.server.draining import Draining
-from kvstore.server.evicting import Evicting
 from kvstore.server.fetching import Fetching
 from kvstore.server.keeping import Keeping
 from kvstore.server.moving import Moves
@@ -37,7 +36,6 @@ class Joined:
         self.links = ControlLinks()
         handlers.route_by(CellRoutes(store, self.cell))
         self.rotating = handlers.rotation = Rotating(store, self.cell, self.links)
-        self.evict_elsewhere = handlers.evict_elsewhere = Evicting(self.cell, self.links).elsewhere
         self.copier = Copier(lambda: self.cell.member, self.links)
         self._discovery = config.discovery
         self._fetching = Fetching(store, self.cell, handlers, config.fetch_wait) if config.fetch == "on" else None

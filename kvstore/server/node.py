@@ -177,7 +177,6 @@ class Node:
             self._events.peers, self._events.arrived = lambda: joined.cell.introductions, joined.cell.arrived
             if self._calls is not None:
                 self._calls.moving = self._joined.moves
-                self._calls.evict_elsewhere = self._joined.evict_elsewhere
                 self._joined.keep(self._calls.acks)
                 self._calls.rotation, self._calls.cell = self._joined.rotating, handlers.cell
 

@@ -177,14 +177,12 @@ class ControlGetReply(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., miss: _Optional[_Union[_types_pb2.MissReason, str]] = ..., data: _Optional[bytes] = ..., checksums: _Optional[bytes] = ...) -> None: ...
 
 class ControlEvictRequest(_message.Message):
-    __slots__ = ("root", "keys", "peer")
+    __slots__ = ("root", "keys")
     ROOT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
-    PEER_FIELD_NUMBER: _ClassVar[int]
     root: bytes
     keys: bytes
-    peer: bool
-    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., peer: bool = ...) -> None: ...
+    def __init__(self, root: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class ControlEvictReply(_message.Message):
     __slots__ = ("evicted", "leased", "absent")
