@@ -45,6 +45,7 @@ def replicate(
     as_json: AsJson = False,
 ) -> int:
     """Copy a chain to other nodes. Exits 1 when one of them does not have all of it afterwards."""
+    _check_timeout(timeout)
     with control(target, timeout + _GRACE) as stub:
         info = find_namespace(stub, namespace)
         named = chain(info, keys, tokens_file)
@@ -68,6 +69,7 @@ def migrate(
 ) -> int:
     """Copy a chain from the node asked to another one, then drop it there. Blocks that other chains go on from, or that
     are leased or pinned, stay. Exits 1 when it was not copied whole."""
+    _check_timeout(timeout)
     with control(target, timeout + _GRACE) as stub:
         info = find_namespace(stub, namespace)
         named = chain(info, keys, tokens_file)
@@ -92,11 +94,15 @@ def drain(
     _check_timeout(timeout)
     last = pb.DrainProgress()
     with _node(target, node, timeout) as stub:
-        for last in stub.Drain(pb.DrainRequest(deadline_seconds=timeout, cancel=cancel)):
-            _tell_drain(last, as_json, cancel)
+        try:
+            for last in stub.Drain(pb.DrainRequest(deadline_seconds=timeout, cancel=cancel)):
+                _tell_drain(last, as_json, cancel)
+        except KeyboardInterrupt:
+            typer.echo("the node still takes no new blocks; `kvstore cluster drain --cancel` changes that", err=True)
+            raise
     if not last.finished:
         raise Unavailable("the node ended before the drain did")
-    return int(last.blocks_left > 0)
+    return int(last.blocks_left > 0 or bool(last.trouble))
 
 
 def warm(
@@ -183,9 +189,12 @@ def _tell_drain(step: pb.DrainProgress, as_json: bool, cancel: bool) -> None:
     if cancel:
         typer.echo("the node takes new blocks again")
         return
-    typer.echo(f"{step.blocks_done} of {step.blocks_total} blocks are safe ({show_size(step.bytes_done)} copied)")
+    done = f"{step.blocks_done} of {step.blocks_total} blocks that no node that stays had are there now"
+    typer.echo(f"{done} ({show_size(step.bytes_done)} copied)")
     if step.finished and step.blocks_left:
-        typer.echo(f"{step.blocks_left} blocks are on this node alone: {step.trouble}")
+        typer.echo(f"{step.blocks_left} blocks have no copy on a node that stays: {step.trouble}")
+    elif step.finished and step.trouble:
+        typer.echo(step.trouble)
     elif step.finished:
         typer.echo("nothing is lost when this node stops now")
 

@@ -39,12 +39,21 @@ def doctor(
     if not 0 < timeout <= 600:
         raise InvalidArgument(f"--timeout must be above 0 and at most 600 seconds, not {timeout}", field="timeout")
     loaded = load(config, flags=flags)
-    found = list(_examined(loaded, Running(target, timeout)))
+    found = list(_examined(loaded, Running(_where(target, loaded), timeout)))
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(one) for one in found]}))
     else:
         _print(found)
     return int(any(one.level == "error" for one in found))
+
+
+def _where(target: str, config: NodeConfig) -> str:
+    """Unless another node is meant: that of these settings."""
+    if target != "auto":
+        return target
+    if config.socket is not None and config.socket.exists():
+        return f"unix://{config.socket}"
+    return f"kv://{config.data_address}" if config.data_address and config.data_address.port else target
 
 
 def _examined(config: NodeConfig, running: Running) -> Iterator[Finding]:

@@ -194,6 +194,7 @@ class Cell:
         news = known is None or known.member.boot_id != member.boot_id or known.state is State.GONE
         if news and member.node_id != self.member.node_id and member.control_address:
             self._named(member, member.control_address)
+            self._ask_around()  # who is there needs to be asked no more
 
     def _ask_around(self) -> None:
         """Asks at all addresses of which it is not known who is there, and no others."""

@@ -23,6 +23,7 @@ _EVERY = 0.5  # seconds between messages of progress
 _CHAIN = 60.0  # seconds that one chain may take
 _SETTLE = 0.3  # seconds that events of other nodes take, and puts begun before the drain
 _TRIES = 3  # passes in a row that copy nothing before what is left is given up
+_CANCELLED = "the drain was cancelled, and the node takes new blocks again"
 _NOBODY = "no other live node of the cell takes blocks"
 _NO_ROOM = "other nodes have no room for what was used less lately than what they have"
 
@@ -36,20 +37,27 @@ class Draining:
         self._copier = copier
         self._copies = copies
         self._one = threading.Lock()
+        self._cancelled = threading.Event()
 
     def drain(self, request: pb.DrainRequest, alive: Callable[[], bool]) -> Iterator[pb.DrainProgress]:
         """Messages of progress; the last one says what is left. It goes on for as long as the caller listens, and the
         node takes no new blocks until ``cancel``. Raises Busy."""
         if request.cancel:
+            self._cancelled.set()
             self._refuse(False)
             yield pb.DrainProgress(finished=True)
             return
         if not self._one.acquire(blocking=False):
             raise Busy("this node is being drained already; wait for that to end")
         try:
+            self._cancelled.clear()
             self._refuse(True)
             deadline = time.monotonic() + (request.deadline_seconds or 1e9)
-            yield from _Drain(self._store, self._cell, self._copier, self._copies, deadline, alive).run()
+
+            def wanted() -> bool:
+                return alive() and not self._cancelled.is_set()
+
+            yield from _Drain(self._store, self._cell, self._copier, self._copies, deadline, wanted).run()
         finally:
             self._one.release()
 
@@ -84,13 +92,13 @@ class _Drain:
             yield from self._pass(left)
             time.sleep(_SETTLE)
             left = self._sole()
-            if not left and not self._store.stat().writing:
+            if not left and self._going() and not self._store.stat().writing:
                 break
             vain = vain + 1 if left >= before else 0
             self._safe.clear()  # what was copied may have been evicted there
         last = self._progress(left)
         last.finished, last.blocks_left = True, left
-        last.trouble = self._why(left)
+        last.trouble = self._why(left) if self._alive() else _CANCELLED
         yield last
 
     def _why(self, left: int) -> str:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from kvstore.cluster.cell import Cell
 from kvstore.cluster.copier import Copier
 from kvstore.cluster.member import Member
-from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable, UnknownNamespace
+from kvstore.core.errors import InvalidArgument, KVStoreError, NoSpace, Unavailable, UnknownNamespace
 from kvstore.core.keys import KeyArray
 from kvstore.node.checks import checked_keys
 from kvstore.server.targets import best_holder, named, next_targets
@@ -69,7 +69,13 @@ class Replicating:
         """Where ``copies`` other nodes are to have it (0: one more than have it now)."""
         found = self._cell.lookup(view.root, keys)
         wanted = copies or 1 + sum(prefix >= len(keys) for prefix in found.prefix.values())
-        return next_targets(self._cell, found, keys[-1].tobytes(), len(keys), wanted)[0]
+        targets, missing = next_targets(self._cell, found, keys[-1].tobytes(), len(keys), wanted)
+        if copies and len(targets) < missing:
+            short = missing - len(targets)
+            raise NoSpace(
+                f"{copies} other nodes are to have it; there are {short} too few that are live and take blocks"
+            )
+        return targets
 
     def _holding(self, view: NamespaceView, keys: KeyArray) -> list[Member]:
         """Nodes that say they have it all: asked once more, they confirm it."""

@@ -17,7 +17,6 @@ import pytest
 
 from kvstore import Client, NamespaceSpec
 from tests.cluster.cells import await_state, cell, peer, states, status
-from tests.cluster.etcd.proxy import proxy
 from tests.cluster.etcd.servers import etcd, free_ports
 from tests.integration.nodes import COMMAND, PATIENCE, NodeProcess, cli, node, wait_for
 
@@ -183,37 +182,6 @@ def test_nodes_find_each_other_in_etcd_and_do_without_it_later(tmp_path: Path) -
         wait_for(lambda: not status(first)["problem"], "etcd to be of use again")
         assert second.stop() == 0
         await_state(first, second, "gone")
-
-
-def test_a_partition_ends_as_it_began(tmp_path: Path) -> None:
-    """Cut for so long that each is gone for the other, first one way, then both; nobody is started anew."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    settings = {"suspect_after": "2s", "gone_after": "1s"}
-    with (
-        proxy(addresses[0]) as to_first,
-        proxy(addresses[1]) as to_second,
-        node(
-            tmp_path / "a", control_address=addresses[0], discovery=f"static://{to_second.address}", **settings
-        ) as first,
-        node(
-            tmp_path / "b", control_address=addresses[1], discovery=f"static://{to_first.address}", **settings
-        ) as second,
-    ):
-        await_state(first, second, "live")
-        await_state(second, first, "live")
-        to_first.blackhole()
-        await_state(second, first, "gone")
-        put(first, range(1))
-        assert peer(first, second)["state"] == "live"
-        to_second.blackhole()
-        await_state(first, second, "gone")
-        put(second, range(2))
-        to_first.heal()
-        to_second.heal()
-        for asked, other in ((first, second), (second, first)):
-            await_state(asked, other, "live")
-            await_blocks(asked, other)
-        assert peer(first, second)["blocks"] == 2 * BLOCKS
 
 
 def test_dev_cluster_runs_a_cell_until_ctrl_c(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -142,7 +144,7 @@ def test_a_node_that_was_drained_under_load_takes_no_block_with_it(three: list[N
         steps = run(second, "drain", first.node_id[:12], "--timeout", "60")
         assert (steps[-1]["finished"], steps[-1]["blocks_left"], steps[-1]["trouble"]) == (True, 0, "")
         assert steps[-1]["blocks_total"] >= 4 * FEW
-        assert peer(second, first)["state"] == "draining"
+        await_state(second, first, "draining")
         with opened(first) as writer:  # its own clients may still read, and put in vain
             assert get(writer, chains[0]) == FEW
             refused = fresh_keys(2)
@@ -185,6 +187,29 @@ def test_a_drain_does_not_push_out_what_was_used_more_lately_and_says_so(tmp_pat
         assert (last["finished"], last["blocks_left"]) == (True, 20)
         assert "no room" in last["trouble"]
         assert own_blocks(second, keys) == 100
+
+
+def test_a_drain_that_is_cancelled_ends_and_promises_nothing(three: list[NodeProcess]) -> None:
+    first, second, third = three
+    put(first, fresh_keys(FEW))
+    for other in (second, third):  # nobody takes copies: the drain cannot end by itself
+        os.kill(other.process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
+    command = [sys.executable, "-m", "kvstore.cli", "cluster", "drain", "--target", first.target]
+    draining = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: first.metrics()["kvstore_draining"] == 1, "the drain")
+        run(first, "drain", "--cancel")
+        output, _ = draining.communicate(timeout=90)
+    finally:
+        draining.kill()
+        for other in (second, third):
+            os.kill(other.process.pid, signal.SIGCONT)  # type: ignore[union-attr]
+    assert draining.returncode == 1
+    assert "cancelled" in output
+    assert "nothing is lost" not in output
+    with opened(first) as namespace:
+        more = fresh_keys(2)
+        assert namespace.put(more, [content(key) for key in more]).stored == 2
 
 
 # --- warm -----------------------------------------------------------------------------------------------------

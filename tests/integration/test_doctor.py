@@ -56,6 +56,16 @@ def test_a_node_that_runs_is_looked_at_and_its_own_ports_are_no_trouble(tmp_path
         assert text.stdout.splitlines()[-1] == "all is well"
 
 
+def test_the_node_of_the_settings_is_the_one_looked_at(tmp_path: Path) -> None:
+    with node(tmp_path / "n") as process:
+        process.settings.update(data_address=process.data, control_address=process.control, http_address=process.http)
+        given = ["--config", str(process.config)]
+        for arguments in (given, [*given, "--target", f"grpc://{process.control}"]):
+            found = doctor(*arguments)
+            assert about(found, "speaks protocol")["level"] == "ok"
+            assert not [one for one in found if one["level"] == "error"]
+
+
 def test_a_hit_rate_of_zero_is_explained_by_the_field_in_which_engines_differ(tmp_path: Path) -> None:
     with node(tmp_path / "n") as process, Client(process.target, timeout=20.0) as client:
         one, other = (client.namespace(NamespaceSpec("llama", 4, 4096, kv_dtype=kind)) for kind in ("bf16", "fp8"))

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from kvstore.cli.control import greeting
+from kvstore.cli.control import control, greeting
 from kvstore.core.errors import KVStoreError
 from kvstore.node.status.findings import Finding
 from kvstore.transport.frame import VERSION
+from kvstore.v1 import control_pb2 as pb
 from kvstore.v1 import data_pb2
 
 _SKEW = 2.0  # seconds between two clocks
@@ -25,13 +26,17 @@ class Running:
         self._timeout = timeout
         self._failure = ""
         self._reply = data_pb2.HelloReply()
+        self._status: dict[str, Any] | None = None
+        self._took = 0.0
         try:
-            address, self._reply = greeting(target, timeout)
+            address, self._reply = greeting(_data_target(target, timeout), timeout)
         except KVStoreError as error:
             self._failure = str(error)
             return
         self._where = str(address)
-        known = (address.port, *map(_port, (self._reply.control_address, self._reply.http_address)))
+        self._status, self._took = self._asked()
+        own = self._status["node"]["data_address"] if self._status else ""
+        known = (address.port, *map(_port, (own, self._reply.control_address, self._reply.http_address)))
         self.ports = {port for port in known if port}
 
     def findings(self) -> Iterator[Finding]:
@@ -39,10 +44,8 @@ class Running:
             yield Finding("warning", f"no node runs here: {self._failure}", "start one: kvstore node")
             return
         yield from self._versions()
-        status, took = self._status()
-        if status is None:
-            return
-        yield from _told(status, took)
+        if self._status is not None:
+            yield from _told(self._status, self._took)
 
     def _versions(self) -> Iterator[Finding]:
         yield Finding("ok", f"{self._reply.server} runs at {self._where} and speaks protocol {self._reply.version}")
@@ -52,7 +55,7 @@ class Running:
                 "upgrade the node; until then newer features are not used",
             )  # fmt: skip
 
-    def _status(self) -> tuple[dict[str, Any] | None, float]:
+    def _asked(self) -> tuple[dict[str, Any] | None, float]:
         """/status.json, and how long it took."""
         address = self._reply.http_address
         if not address:
@@ -87,6 +90,14 @@ def _told(status: dict[str, Any], took: float) -> Iterator[Finding]:
     if node["state"] != "ready":
         yield Finding("warning", f"the node is {node['state']}", "see /readyz and `kvstore cluster status`")
     yield from (Finding(**one) for one in status["findings"])
+
+
+def _data_target(target: str, timeout: float) -> str:
+    """A target of the control plane as one of the data path."""
+    if not target.startswith("grpc://"):
+        return target
+    with control(target, timeout) as stub:
+        return f"kv://{stub.Stat(pb.StatRequest()).data_address}"
 
 
 def _port(address: str) -> int:

@@ -137,7 +137,12 @@ def _differing(seen: Observed) -> list[str]:
 
 def _room(seen: Observed) -> Iterator[Finding]:
     full = grown(seen.before, seen.now, "kvstore_put_blocks_total", outcome="no_space")
-    if full:
+    if full and seen.now.total("kvstore_draining"):
+        yield Finding(
+            "note", f"{full:g} blocks were not stored: the node drains",
+            "`kvstore cluster drain --cancel` lets it take new blocks again",
+        )  # fmt: skip
+    elif full:
         yield Finding(
             "warning", f"{full:g} blocks were not stored for want of room",
             "leases or pins hold it: see kvstore_leased_bytes and kvstore_pinned_bytes; or raise capacity",
@@ -156,7 +161,8 @@ def _room(seen: Observed) -> Iterator[Finding]:
 
 def _busy(seen: Observed) -> Iterator[Finding]:
     for bound, count in grown_by(seen.before, seen.now, "kvstore_busy_total", "bound").items():
-        yield Finding("warning", f"{count:g} requests were refused at the bound {bound}", f"raise {bound} if it exists")
+        if bound != "other":  # told to who asked: a second drain, say
+            yield Finding("warning", f"{count:g} requests were refused at the bound {bound}", f"raise {bound}")
     for code, count in grown_by(seen.before, seen.now, "kvstore_errors_total", "code").items():
         if code == "internal":
             yield Finding("error", f"{count:g} requests met an internal error", "see the node's log and report it")
