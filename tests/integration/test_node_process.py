@@ -241,7 +241,8 @@ def test_sigkill_keeps_the_blocks_too(running: NodeProcess) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_request_in_progress_is_finished_before_the_node_stops(tmp_path: Path, number: int) -> None:
-    with node(tmp_path, shutdown_grace="60s") as process, Raw(str(process.socket)) as raw, Raw(process.data) as idle:
+    patient = {"shutdown_grace": "60s", "peer_timeout": "60s"}
+    with node(tmp_path, **patient) as process, Raw(str(process.socket)) as raw, Raw(process.data) as idle:
         keys = keys_of(2)
         message, payload = put_request(raw.open(), keys).SerializeToString(), payload_of(keys)
         raw.sock.sendall(encode_header(Op.PUT, len(message), len(payload), request_id=77) + message + payload[:150_000])
