@@ -38,6 +38,7 @@ SUITES = (
 # Run only when named: these need more than .venv.
 BY_MAKE = {"vllm": "test-vllm-core", "image": "test-image", "pythons": "test-pythons"}
 OPTIONS = {"pythons": "--short"}
+ALONE = ("unit", "contract")  # they look at the clock here and there, and have the machine for themselves
 APART = ("gpu",)  # needs hardware that CI does not have
 BIN = Path(sys.executable).parent
 LINT = {
@@ -145,8 +146,9 @@ def run_beside(suites: list[str], arguments: list[str], strict: bool, lanes: int
             print(out.read(), flush=True)
         return outcome
 
+    alone = [run(suite, arguments, strict, sys.stdout) for suite in suites if suite in ALONE]
     with ThreadPoolExecutor(lanes) as pool:
-        return list(pool.map(one, suites))
+        return alone + list(pool.map(one, (suite for suite in suites if suite not in ALONE)))
 
 
 def summarise(outcomes: list[Outcome]) -> int:

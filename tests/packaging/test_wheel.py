@@ -61,7 +61,7 @@ def test_the_metadata_names_four_dependencies_and_the_extras(built: Built) -> No
     metadata = Parser().parsestr(zipfile.ZipFile(built.wheel).read(f"{DIST_INFO}/METADATA").decode())
     needed = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     assert {line.split(">")[0].split("=")[0].split("<")[0].strip() for line in needed} == DIRECT
-    assert set(metadata.get_all("Provides-Extra") or []) == {"cli", "node", "decoder", "vllm", "dev"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {"cli", "node", "decoder", "nixl", "ucx", "vllm", "dev"}
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
 
