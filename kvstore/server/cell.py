@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import kvstore
 from kvstore.cluster.cell import Cell
+from kvstore.cluster.copier import member_message
 from kvstore.cluster.discovery.base import Discovery
 from kvstore.cluster.discovery.dns import DnsDiscovery
 from kvstore.cluster.discovery.etcd import EtcdDiscovery
@@ -131,10 +132,10 @@ def status_reply(cell: Cell, discovery: units.Discovery | None) -> pb.ClusterSta
     """The answer to ClusterStatus."""
     index = cell.index
     return pb.ClusterStatusReply(
-        node=_member_reply(cell.member),
+        node=member_message(cell.member),
         peers=[
             pb.ClusterPeer(
-                member=_member_reply(peer.member),
+                member=member_message(peer.member),
                 state=peer.state.value,
                 blocks=peer.blocks,
                 free_bytes=peer.free_bytes,
@@ -150,20 +151,6 @@ def status_reply(cell: Cell, discovery: units.Discovery | None) -> pb.ClusterSta
         index_max_blocks=index.max_entries,
         index_bytes=index.nbytes,
         index_dropped=index.dropped,
-    )
-
-
-def _member_reply(member: Member) -> pb.ClusterMember:
-    return pb.ClusterMember(
-        node_id=member.node_id,
-        boot_id=member.boot_id,
-        data_address=member.data_address,
-        control_address=member.control_address,
-        host=member.host,
-        zone=member.zone,
-        version=member.version,
-        capacity_bytes=member.capacity_bytes,
-        draining=member.draining,
     )
 
 
