@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,14 +64,8 @@ def test_a_frozen_node_is_a_miss_at_the_deadline_then_skipped_then_used_again(
 
 
 def test_a_call_that_is_late_costs_no_other_call(client: Client) -> None:
-    """One of a few seconds has to show it: on a busy machine a node may be taken for one that hangs."""
     namespace, data = filled(client, 4)
-    assert not all(misses_beside_late_calls(client, namespace, data) for _ in range(4))
-
-
-def misses_beside_late_calls(client: Client, namespace: Any, data: Any) -> list[str | None]:
-    """What went wrong in a second, for calls with time enough."""
-    keys, done, wrong = namespace.keys(tokens(4)), threading.Event(), list[str | None]()
+    keys, done, wrong = namespace.keys(tokens(4)), threading.Event(), []
 
     def in_a_hurry() -> None:
         while not done.is_set():
@@ -80,7 +73,6 @@ def misses_beside_late_calls(client: Client, namespace: Any, data: Any) -> list[
                 namespace.get(keys, empty(namespace, 4), timeout=timeout)
                 namespace.put(namespace.keys(tokens(4, time.monotonic_ns())), data, timeout=timeout)
 
-    assert wait_until(lambda: namespace.match(keys) == 4)
     thread = threading.Thread(target=in_a_hurry)
     thread.start()
     end = time.monotonic() + 1.0
@@ -90,7 +82,8 @@ def misses_beside_late_calls(client: Client, namespace: Any, data: Any) -> list[
             wrong.append(client.last_miss)
     done.set()
     thread.join()
-    return wrong
+    assert not wrong
+    assert "failures" not in client.counters()
 
 
 def test_replies_that_come_too_late_are_read_and_what_they_bring_goes_back(
